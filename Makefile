@@ -1,0 +1,80 @@
+# `make test` is what CI runs (.ci/run). Steps go in order and stop at the first failure.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test bench instructions loom deny fmt \
+	setup format clippy unit docs conformance bench-check optional
+
+CARGO ?= cargo
+VECTORS := crates/daemon/tests/vectors
+HAVE_DENY := $(CARGO) deny --version >/dev/null 2>&1
+HAVE_VALGRIND := command -v valgrind >/dev/null 2>&1
+heading = @printf '\n== %s\n' "$(strip $(1))"
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## the daemon with its demo policy and demo API
+	$(CARGO) run --release
+
+test: setup format clippy unit docs loom bench-check conformance optional ## everything that has to pass
+	@skipped=; $(HAVE_DENY) || skipped="$$skipped dependencies"; $(HAVE_VALGRIND) || skipped="$$skipped instructions"; \
+	printf '\nmake test: passed%s\n' "$${skipped:+, skipped:$$skipped}"
+
+bench: ## measure speed (own workspace, in bench/)
+	$(CARGO) run --release --manifest-path bench/Cargo.toml
+
+instructions: ## instructions per decision against docs/instructions.tsv
+	$(call heading, instructions per decision)
+	scripts/instructions.sh check
+
+loom: ## every interleaving of the lock-free table
+	$(call heading, loom)
+	RUSTFLAGS="--cfg tollgate_loom" $(CARGO) test --release -p tollgate --lib --target-dir target/loom loom_
+
+deny: ## licences, bans and sources of dependencies
+	$(call heading, dependencies)
+	$(CARGO) deny check licenses bans sources
+
+fmt: ## format everything
+	$(CARGO) fmt --all
+	$(CARGO) fmt --all --manifest-path bench/Cargo.toml
+
+# The other steps of `make test`.
+
+setup:
+	@scripts/setup.sh
+
+format:
+	$(call heading, format)
+	$(CARGO) fmt --all --check
+	$(CARGO) fmt --all --manifest-path bench/Cargo.toml --check
+
+clippy:
+	$(call heading, clippy)
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+
+unit:
+	$(call heading, tests)
+	$(CARGO) nextest run --workspace --all-features
+
+docs:
+	$(call heading, documentation)
+	$(CARGO) test --doc --workspace --all-features
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features
+
+bench-check:
+	$(call heading, benchmarks compile)
+	$(CARGO) check --manifest-path bench/Cargo.toml
+
+conformance:
+	$(call heading, conformance)
+	$(CARGO) run --release -q -p tollgate-daemon -- conformance $(VECTORS)
+	$(CARGO) run --release -q -p tollgate-daemon -- conformance $(VECTORS)/us
+
+# Their tools cannot be had everywhere (scripts/setup.sh tries): these steps run where the
+# tool is, and say so where it is not.
+optional:
+	@if $(HAVE_DENY); then $(MAKE) --no-print-directory deny; \
+	else printf '\n== dependencies: skipped, cargo-deny is not installed\n'; fi
+	@if $(HAVE_VALGRIND); then $(MAKE) --no-print-directory instructions; \
+	else printf '\n== instructions per decision: skipped, valgrind is not installed\n'; fi

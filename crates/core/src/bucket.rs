@@ -1,0 +1,218 @@
+//! Token bucket, and the two leaky buckets that are the same thing seen from other sides.
+//!
+//! A bucket holds `capacity` tokens and regains `count` tokens every `period`. It is kept as a *debt*: what is
+//! missing to a full bucket. With the fraction `count / period` reduced to `R / P`, one token is worth `P`
+//! units and every nanosecond pays `R` of them back, so any ratio is exact in integers: 7 per second does not
+//! drift, and no remainder is lost however often the bucket is asked.
+//!
+//! A leaky bucket used as a meter is this bucket. Used as a queue it decides alike and also tells an admitted
+//! call how long to wait, so that calls leave one by one; the caller's timer is the queue.
+
+use crate::algorithm::{Algorithm, Packed, share};
+use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::outcome::Outcome;
+use crate::time::{Nanos, Timestamp};
+
+/// A token bucket, or a leaky bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    capacity: u64,
+    /// Units that one token is worth: P.
+    token: u64,
+    /// Units paid back per nanosecond: R.
+    leak: u64,
+    /// The debt of an empty bucket: `capacity * token`.
+    full: u64,
+    /// Debt that delays nobody. A bucket that polices never delays, whatever the debt.
+    undelayed: u64,
+}
+
+/// What a bucket remembers: a debt, and when it was that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Debt {
+    units: u64,
+    at: Timestamp,
+}
+
+impl Bucket {
+    /// A bucket of `capacity` tokens that regains `count` tokens per `period`.
+    pub fn new(capacity: u64, count: u64, period: Nanos) -> Result<Self, LimitError> {
+        let count = within("rate", count, 1, MAX_PRODUCT)?;
+        let period = within("period", period.as_u64(), 1, MAX_PRODUCT)?;
+        let divisor = gcd(count, period);
+        let (leak, token) = (count / divisor, period / divisor);
+        let capacity = within("burst", capacity, 1, MAX_PRODUCT / token)?;
+        Ok(Self { capacity, token, leak, full: capacity * token, undelayed: u64::MAX })
+    }
+
+    /// A queue that lets `count` calls per `period` leave one by one, with room for `queue` that wait, of
+    /// which the first `undelayed` do not have to.
+    pub fn queue(queue: u64, count: u64, period: Nanos, undelayed: u64) -> Result<Self, LimitError> {
+        let queue = within("queue", queue, 0, MAX_PRODUCT - 1)?;
+        let mut bucket = Self::new(queue + 1, count, period).map_err(|mut error| {
+            if error.field == "burst" {
+                let divisor = gcd(count.max(1), period.as_u64().max(1));
+                let most = (MAX_PRODUCT / (period.as_u64() / divisor)).saturating_sub(1);
+                error.field = "queue";
+                error.value = queue.to_string();
+                error.allowed = format!("from 0 to {most}");
+            }
+            error
+        })?;
+        bucket.undelayed = within("undelayed", undelayed, 0, queue)? * bucket.token;
+        Ok(bucket)
+    }
+
+    /// The debt at `now`, never more than an empty bucket owes.
+    #[inline]
+    fn owed(&self, state: &Debt, now: Timestamp) -> u64 {
+        let paid = now.since(state.at).as_u64().saturating_mul(self.leak);
+        state.units.saturating_sub(paid).min(self.full)
+    }
+
+    /// How long it takes to pay `units` back.
+    #[inline]
+    fn time_for(&self, units: u64) -> u64 {
+        if self.leak == 1 { units } else { units.div_ceil(self.leak) }
+    }
+
+    #[inline]
+    fn remaining(&self, owed: u64) -> u64 {
+        (self.full - owed).checked_div(self.token).unwrap_or(0)
+    }
+
+    /// Puts `cost` on top of what is owed at `now`. Nothing is decided for good before it is stored: this is
+    /// all that has to be done again when another thread was faster.
+    #[inline]
+    pub fn weigh(&self, state: &Debt, now: Timestamp, cost: u64) -> Weighed {
+        let owed = self.owed(state, now);
+        let debt = if cost <= self.capacity { owed + cost * self.token } else { u64::MAX };
+        Weighed { owed, debt }
+    }
+
+    /// Whether what was weighed fits.
+    #[inline]
+    pub fn fits(&self, weighed: Weighed) -> bool {
+        weighed.debt <= self.full
+    }
+
+    /// The state after what was weighed was taken.
+    #[inline]
+    pub fn taken(&self, state: &Debt, now: Timestamp, weighed: Weighed) -> Debt {
+        Debt { units: weighed.debt, at: now.max(state.at) }
+    }
+
+    /// The answer to what was weighed and fits, with the debt left at `kept`.
+    #[inline]
+    fn allowed(&self, weighed: Weighed, kept: u64) -> Outcome {
+        let mut outcome = Outcome::allow(self.remaining(kept), self.time_for(kept));
+        outcome.delay = Nanos::new(self.time_for(weighed.owed.saturating_sub(self.undelayed)));
+        outcome
+    }
+
+    #[inline]
+    fn refused(&self, Weighed { owed, debt }: Weighed) -> Outcome {
+        let wait = (debt != u64::MAX).then(|| self.time_for(debt - self.full));
+        Outcome::refuse(self.remaining(owed), wait, self.time_for(owed))
+    }
+
+    /// The answer to what was weighed: `Ok` if it fits and is taken.
+    #[inline]
+    pub fn answer(&self, weighed: Weighed) -> Result<Outcome, Outcome> {
+        if self.fits(weighed) { Ok(self.allowed(weighed, weighed.debt)) } else { Err(self.refused(weighed)) }
+    }
+}
+
+/// A cost on top of a debt: all that a bucket's answer depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weighed {
+    owed: u64,
+    /// With the cost, or the largest number if the cost exceeds the capacity.
+    debt: u64,
+}
+
+impl Algorithm for Bucket {
+    type State = Debt;
+
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut Debt, now: Timestamp, cost: u64) -> Outcome {
+        let weighed = self.weigh(state, now, cost);
+        if cost > 0 && self.fits(weighed) {
+            *state = self.taken(state, now, weighed);
+        }
+        self.answer(weighed).unwrap_or_else(|refused| refused)
+    }
+
+    #[inline]
+    fn estimate(&self, state: &Debt, now: Timestamp, cost: u64) -> Outcome {
+        let weighed = self.weigh(state, now, cost);
+        if self.fits(weighed) { self.allowed(weighed, weighed.owed) } else { self.refused(weighed) }
+    }
+
+    fn refund(&self, state: &mut Debt, now: Timestamp, cost: u64, _taken: Timestamp) -> Outcome {
+        let owed = self.owed(state, now);
+        let kept = owed.saturating_sub(cost.saturating_mul(self.token));
+        if kept != owed {
+            *state = Debt { units: kept, at: now.max(state.at) };
+        }
+        Outcome::allow(self.remaining(kept), self.time_for(kept))
+    }
+
+    fn undo(&self, state: &mut Debt, now: Timestamp, cost: u64, taken: Timestamp) {
+        // What was refilled since the charge was refilled for everybody: only the rest is still this call's.
+        let refilled = now.since(taken).as_u64().saturating_mul(self.leak);
+        let units = cost.saturating_mul(self.token).saturating_sub(refilled);
+        let owed = self.owed(state, now);
+        *state = Debt { units: owed.saturating_sub(units), at: now.max(state.at) };
+    }
+
+    fn level(&self, state: &Debt, now: Timestamp) -> u64 {
+        share(self.owed(state, now), self.full)
+    }
+
+    fn join(&self, a: &Debt, b: &Debt, now: Timestamp) -> Debt {
+        let now = now.max(a.at).max(b.at);
+        Debt { units: self.owed(a, now).max(self.owed(b, now)), at: now }
+    }
+
+    fn convert(&self, old: &Self, state: &Debt, changed: Timestamp) -> Debt {
+        let changed = changed.max(state.at);
+        let owed = old.owed(state, changed);
+        // The same number of tokens, in the new units, rounded towards the stricter side.
+        let units = (owed as u128 * self.token as u128).div_ceil(old.token.max(1) as u128);
+        Debt { units: u64::try_from(units).unwrap_or(u64::MAX).min(self.full), at: changed }
+    }
+}
+
+/// The word is the instant at which the debt is paid, in units of 1/R ns: the theoretical arrival time.
+impl Packed for Bucket {
+    fn span(&self) -> u64 {
+        (u64::MAX - self.full) / self.leak
+    }
+
+    fn base(&self, now: Timestamp) -> Timestamp {
+        // Whole nanoseconds need no base for the next two centuries.
+        if self.leak == 1 && now.as_nanos() >> 63 == 0 { Timestamp::ZERO } else { now }
+    }
+
+    #[inline]
+    fn pack(&self, base: Timestamp, state: Debt) -> u64 {
+        state.at.since(base).as_u64().saturating_mul(self.leak).saturating_add(state.units)
+    }
+
+    #[inline]
+    fn unpack(&self, base: Timestamp, word: u64) -> Debt {
+        Debt { units: word, at: base }
+    }
+}
+
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}

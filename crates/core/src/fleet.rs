@@ -1,0 +1,155 @@
+//! The fleet usage load shedder: a share of the fleet is always kept for critical requests.
+
+use crate::algorithm::share;
+use crate::concurrency::{InProgress, LeaseId, LeaseSet};
+use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::outcome::Outcome;
+use crate::time::{Nanos, Timestamp};
+
+/// A fleet of `capacity` places, a share of which only critical requests may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    capacity: u64,
+    allocation: u64,
+    mode: FleetMode,
+    ttl: u64,
+}
+
+/// What the capacity of the fleet means for critical requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FleetMode {
+    /// Critical requests are counted and never refused; all others share what is not reserved.
+    #[default]
+    Allocation,
+    /// As `Allocation`, and in addition nobody gets in beyond the whole capacity.
+    Total,
+}
+
+impl Fleet {
+    /// A fleet of `capacity` places of which `reserve.0 / reserve.1` are kept for critical requests. A
+    /// request that is not renewed gives its place back after `ttl`.
+    pub fn new(capacity: u64, reserve: (u64, u64), mode: FleetMode, ttl: Nanos) -> Result<Self, LimitError> {
+        let capacity = within("fleet", capacity, 1, u64::from(u32::MAX))?;
+        let (kept, of) = reserve;
+        let of = within("reserve", of, 1, u64::from(u32::MAX))?;
+        if kept > of {
+            return Err(LimitError {
+                field: "reserve",
+                value: format!("{kept}/{of}"),
+                allowed: "from 0 to 1".to_owned(),
+            });
+        }
+        let ttl = within("lease", ttl.as_u64(), 1, MAX_PRODUCT)?;
+        Ok(Self { capacity, allocation: capacity * (of - kept) / of, mode, ttl })
+    }
+
+    /// Places of the whole fleet.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Places that requests which are not critical may use.
+    pub fn allocation(&self) -> u64 {
+        self.allocation
+    }
+
+    /// Whether a request of this kind gets a place while `used` are taken.
+    pub fn fits(&self, used: InProgress, critical: bool, cost: u64) -> bool {
+        let within_total =
+            self.mode == FleetMode::Allocation || used.total().saturating_add(cost) <= self.capacity;
+        let within_share = critical || used.other.saturating_add(cost) <= self.allocation;
+        cost == 0 || within_total && within_share
+    }
+
+    /// Places that a request which is not critical could take.
+    pub fn remaining(&self, used: InProgress) -> u64 {
+        let share = self.allocation.saturating_sub(used.other);
+        match self.mode {
+            FleetMode::Allocation => share,
+            FleetMode::Total => share.min(self.capacity.saturating_sub(used.total())),
+        }
+    }
+
+    /// Whether `cost` places can never be had.
+    fn never(&self, critical: bool, cost: u64) -> bool {
+        (!critical && cost > self.allocation) || (self.mode == FleetMode::Total && cost > self.capacity)
+    }
+
+    /// Takes places for a request. Taking them again under the same id extends the lease.
+    pub fn acquire(
+        &self,
+        set: &mut LeaseSet,
+        now: Timestamp,
+        id: LeaseId,
+        cost: u64,
+        critical: bool,
+    ) -> Outcome {
+        let outcome = self.estimate(set, now, id, cost, critical);
+        if !outcome.allowed || cost == 0 {
+            return outcome;
+        }
+        set.prune(now);
+        if !set.extend(id, now, self.ttl) {
+            set.insert(id, now, self.ttl, cost, critical);
+        }
+        Outcome::allow(self.remaining(set.used_at(now)), set.reset_after(now))
+    }
+
+    /// What [`acquire`](Self::acquire) would answer.
+    pub fn estimate(
+        &self,
+        set: &LeaseSet,
+        now: Timestamp,
+        id: LeaseId,
+        cost: u64,
+        critical: bool,
+    ) -> Outcome {
+        let used = set.used_at(now);
+        let remaining = self.remaining(used);
+        let reset = set.reset_after(now);
+        if self.never(critical, cost) {
+            return Outcome::refuse(remaining, None, reset);
+        }
+        if set.is_live(id, now) || self.fits(used, critical, cost) {
+            return Outcome::allow(remaining, reset);
+        }
+        let by_share = match critical {
+            true => 0,
+            false => set.wait_for(excess(used.other, cost, self.allocation), now, |critical| !critical),
+        };
+        let by_total = match self.mode {
+            FleetMode::Allocation => 0,
+            FleetMode::Total => set.wait_for(excess(used.total(), cost, self.capacity), now, |_| true),
+        };
+        Outcome::refuse(remaining, Some(by_share.max(by_total)), reset)
+    }
+
+    /// Extends a lease that is still held; `allowed` tells whether it was.
+    pub fn renew(&self, set: &mut LeaseSet, now: Timestamp, id: LeaseId) -> Outcome {
+        set.prune(now);
+        let held = set.extend(id, now, self.ttl);
+        self.held_or_not(set, now, held)
+    }
+
+    /// Gives a lease back; `allowed` tells whether it was held.
+    pub fn release(&self, set: &mut LeaseSet, now: Timestamp, id: LeaseId) -> Outcome {
+        set.prune(now);
+        let held = set.remove(id);
+        self.held_or_not(set, now, held)
+    }
+
+    fn held_or_not(&self, set: &LeaseSet, now: Timestamp, held: bool) -> Outcome {
+        let mut outcome = Outcome::allow(self.remaining(set.used_at(now)), set.reset_after(now));
+        outcome.allowed = held;
+        outcome
+    }
+
+    /// The share of the fleet in use, of 2^32.
+    pub fn level(&self, set: &LeaseSet, now: Timestamp) -> u64 {
+        share(set.used_at(now).total(), self.capacity)
+    }
+}
+
+fn excess(used: u64, cost: u64, of: u64) -> u64 {
+    used.saturating_add(cost).saturating_sub(of)
+}

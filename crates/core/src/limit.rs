@@ -1,0 +1,355 @@
+//! A limit: an algorithm and its quota, validated when built.
+//!
+//! The algorithms are a closed set, because each of them also exists in the language of the shared store.
+
+use crate::algorithm::Algorithm;
+use crate::bucket::{Bucket, Debt};
+use crate::concurrency::{Concurrency, InFlight, InProgress, LeaseId, LeaseSet, Leases};
+use crate::error::LimitError;
+use crate::fixed_window::{FixedWindow, Window, WindowStart};
+use crate::fleet::{Fleet, FleetMode};
+use crate::interval_bucket::{Batch, IntervalBucket};
+use crate::log::{Entries, Log, SubWindows};
+use crate::outcome::Outcome;
+use crate::sliding_window::{SlidingWindow, TwoWindows};
+use crate::time::{Nanos, Timestamp};
+
+/// What is allowed. What cannot work cannot be built.
+///
+/// ```
+/// use tollgate_core::{Limit, Nanos};
+///
+/// let limit = Limit::token_bucket(500, 100, Nanos::from_secs(1))?;
+/// assert_eq!(limit.capacity(), 500);
+/// # Ok::<_, tollgate_core::LimitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// Token bucket, or leaky bucket as a meter or as a queue.
+    Bucket(Bucket),
+    /// Fixed window.
+    FixedWindow(FixedWindow),
+    /// Sliding window counter by two windows.
+    SlidingWindow(SlidingWindow),
+    /// Bucket refilled in whole batches.
+    IntervalBucket(IntervalBucket),
+    /// Sliding log, or sub-windows.
+    Log(Log),
+    /// Requests in progress, counted in this process.
+    Concurrency(Concurrency),
+    /// Requests in progress, leased.
+    Leases(Leases),
+    /// Fleet usage.
+    Fleet(Fleet),
+}
+
+/// What a call wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// How much it takes; 0 only looks.
+    pub cost: u64,
+    /// The lease it takes, renews or gives back. Rate limits do not look at it.
+    pub lease: LeaseId,
+    /// Whether it may use what a fleet reserves. Other limits do not look at it.
+    pub critical: bool,
+}
+
+impl From<u64> for Ask {
+    #[inline]
+    fn from(cost: u64) -> Self {
+        Self { cost, lease: LeaseId::default(), critical: false }
+    }
+}
+
+/// What can be done with one limit of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Decide, and take if allowed.
+    Charge,
+    /// Decide, and take nothing.
+    Estimate,
+    /// Give back what was taken at an instant; a lease is given back by its id.
+    Refund,
+    /// Give back what was taken at an instant for a call that was refused elsewhere.
+    Undo,
+    /// Extend a lease; `allowed` says whether it was still held.
+    Renew,
+}
+
+/// The state of one limit for one key, of whichever kind.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum State {
+    /// Of a bucket.
+    Debt(Debt),
+    /// Of a fixed window.
+    Window(Window),
+    /// Of a sliding window counter.
+    TwoWindows(TwoWindows),
+    /// Of an interval bucket.
+    Batch(Batch),
+    /// Of a log.
+    Entries(Entries),
+    /// Of a concurrency limit.
+    InFlight(InFlight),
+    /// Of leases and of a fleet.
+    LeaseSet(LeaseSet),
+}
+
+impl Limit {
+    /// `capacity` tokens, refilled by `count` per `period`.
+    pub fn token_bucket(capacity: u64, count: u64, period: Nanos) -> Result<Self, LimitError> {
+        Bucket::new(capacity, count, period).map(Self::Bucket)
+    }
+
+    /// `count` calls per `period` leave one by one; `queue` may wait, of which `undelayed` do not have to.
+    pub fn leaky_queue(queue: u64, count: u64, period: Nanos, undelayed: u64) -> Result<Self, LimitError> {
+        Bucket::queue(queue, count, period, undelayed).map(Self::Bucket)
+    }
+
+    /// `limit` units per `window`, in windows that begin as `start` says.
+    pub fn fixed_window(limit: u64, window: Nanos, start: WindowStart) -> Result<Self, LimitError> {
+        FixedWindow::new(limit, window, start).map(Self::FixedWindow)
+    }
+
+    /// `limit` units in any `window`, exactly.
+    pub fn sliding_log(limit: u64, window: Nanos) -> Result<Self, LimitError> {
+        Log::new(limit, window).map(Self::Log)
+    }
+
+    /// `limit` units per `window`, estimated from two counters.
+    pub fn sliding_window(limit: u64, window: Nanos) -> Result<Self, LimitError> {
+        SlidingWindow::new(limit, window).map(Self::SlidingWindow)
+    }
+
+    /// `limit` units per `window`, counted in `buckets` sub-windows.
+    pub fn sub_windows(
+        limit: u64,
+        window: Nanos,
+        buckets: u64,
+        kind: SubWindows,
+    ) -> Result<Self, LimitError> {
+        Log::sub_windows(limit, window, buckets, kind).map(Self::Log)
+    }
+
+    /// `capacity` tokens, `refill` of which come back at the end of every `period`.
+    pub fn interval_bucket(capacity: u64, refill: u64, period: Nanos) -> Result<Self, LimitError> {
+        IntervalBucket::new(capacity, refill, period).map(Self::IntervalBucket)
+    }
+
+    /// `capacity` units in progress, counted in this process.
+    pub fn concurrency(capacity: u64) -> Result<Self, LimitError> {
+        Concurrency::new(capacity).map(Self::Concurrency)
+    }
+
+    /// `capacity` units in progress, leased for `ttl` each.
+    pub fn leases(capacity: u64, ttl: Nanos) -> Result<Self, LimitError> {
+        Leases::new(capacity, ttl).map(Self::Leases)
+    }
+
+    /// `capacity` places in a fleet, the share `reserve.0 / reserve.1` of which is kept for critical calls.
+    pub fn fleet(
+        capacity: u64,
+        reserve: (u64, u64),
+        mode: FleetMode,
+        ttl: Nanos,
+    ) -> Result<Self, LimitError> {
+        Fleet::new(capacity, reserve, mode, ttl).map(Self::Fleet)
+    }
+
+    /// The most that one call can ever take.
+    pub fn capacity(&self) -> u64 {
+        match self {
+            Self::Bucket(a) => a.capacity(),
+            Self::FixedWindow(a) => a.capacity(),
+            Self::SlidingWindow(a) => a.capacity(),
+            Self::IntervalBucket(a) => a.capacity(),
+            Self::Log(a) => a.capacity(),
+            Self::Concurrency(a) => a.capacity(),
+            Self::Leases(a) => a.capacity(),
+            Self::Fleet(a) => a.capacity(),
+        }
+    }
+
+    /// The state of a key that was never seen.
+    pub fn fresh(&self) -> State {
+        match self {
+            Self::Bucket(_) => State::Debt(Debt::default()),
+            Self::FixedWindow(_) => State::Window(Window::default()),
+            Self::SlidingWindow(_) => State::TwoWindows(TwoWindows::default()),
+            Self::IntervalBucket(_) => State::Batch(Batch::default()),
+            Self::Log(_) => State::Entries(Entries::default()),
+            Self::Concurrency(_) => State::InFlight(InFlight::default()),
+            Self::Leases(_) | Self::Fleet(_) => State::LeaseSet(LeaseSet::default()),
+        }
+    }
+
+    /// Does `op` to a state. `taken` is when that which is given back was taken; other operations do not
+    /// look at it. A state of another algorithm counts as fresh.
+    pub fn apply(&self, op: Op, state: &mut State, now: Timestamp, ask: Ask, taken: Timestamp) -> Outcome {
+        match (self, &mut *state) {
+            (Self::Bucket(a), State::Debt(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::FixedWindow(a), State::Window(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::SlidingWindow(a), State::TwoWindows(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::IntervalBucket(a), State::Batch(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::Log(a), State::Entries(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::Concurrency(a), State::InFlight(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::Leases(a), State::LeaseSet(s)) => match op {
+                Op::Charge => a.acquire(s, now, ask.lease, ask.cost),
+                Op::Estimate => a.estimate(s, now, ask.lease, ask.cost),
+                Op::Refund | Op::Undo => a.release(s, now, ask.lease),
+                Op::Renew => a.renew(s, now, ask.lease),
+            },
+            (Self::Fleet(a), State::LeaseSet(s)) => match op {
+                Op::Charge => a.acquire(s, now, ask.lease, ask.cost, ask.critical),
+                Op::Estimate => a.estimate(s, now, ask.lease, ask.cost, ask.critical),
+                Op::Refund | Op::Undo => a.release(s, now, ask.lease),
+                Op::Renew => a.renew(s, now, ask.lease),
+            },
+            _ => {
+                *state = self.fresh();
+                self.apply(op, state, now, ask, taken)
+            }
+        }
+    }
+
+    /// Whether the state is worth no more than a fresh one.
+    pub fn is_idle(&self, state: &State, now: Timestamp) -> bool {
+        match (self, state) {
+            (Self::Bucket(a), State::Debt(s)) => is_idle(a, s, now),
+            (Self::FixedWindow(a), State::Window(s)) => is_idle(a, s, now),
+            (Self::SlidingWindow(a), State::TwoWindows(s)) => is_idle(a, s, now),
+            (Self::IntervalBucket(a), State::Batch(s)) => is_idle(a, s, now),
+            (Self::Log(a), State::Entries(s)) => is_idle(a, s, now),
+            (Self::Concurrency(_), State::InFlight(s)) => s.count() == 0,
+            (Self::Leases(_) | Self::Fleet(_), State::LeaseSet(s)) => s.is_idle(now),
+            _ => true,
+        }
+    }
+
+    /// How much of the quota is in use, as a share of 2^32.
+    pub fn level(&self, state: &State, now: Timestamp) -> u64 {
+        match (self, state) {
+            (Self::Bucket(a), State::Debt(s)) => a.level(s, now),
+            (Self::FixedWindow(a), State::Window(s)) => a.level(s, now),
+            (Self::SlidingWindow(a), State::TwoWindows(s)) => a.level(s, now),
+            (Self::IntervalBucket(a), State::Batch(s)) => a.level(s, now),
+            (Self::Log(a), State::Entries(s)) => a.level(s, now),
+            (Self::Concurrency(a), State::InFlight(s)) => a.level(s, now),
+            (Self::Leases(a), State::LeaseSet(s)) => a.level(s, now),
+            (Self::Fleet(a), State::LeaseSet(s)) => a.level(s, now),
+            _ => 0,
+        }
+    }
+
+    /// Whether forgetting a state would forget requests that are still in progress.
+    pub fn is_pinned(&self, state: &State, now: Timestamp) -> bool {
+        matches!(self, Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_)) && !self.is_idle(state, now)
+    }
+
+    /// A state at least as strict as both, now and later. States of requests in progress are not joined.
+    pub fn join(&self, a: &State, b: &State, now: Timestamp) -> State {
+        match (self, a, b) {
+            (Self::Bucket(l), State::Debt(a), State::Debt(b)) => State::Debt(l.join(a, b, now)),
+            (Self::FixedWindow(l), State::Window(a), State::Window(b)) => State::Window(l.join(a, b, now)),
+            (Self::SlidingWindow(l), State::TwoWindows(a), State::TwoWindows(b)) => {
+                State::TwoWindows(l.join(a, b, now))
+            }
+            (Self::IntervalBucket(l), State::Batch(a), State::Batch(b)) => State::Batch(l.join(a, b, now)),
+            (Self::Log(l), State::Entries(a), State::Entries(b)) => State::Entries(l.join(a, b, now)),
+            _ => a.clone(),
+        }
+    }
+
+    /// The state under this limit of a key that was charged under `old` until `changed`. What was used stays
+    /// used: the same units where the algorithm stays, the same share of the quota where it changes.
+    pub fn convert(&self, old: &Self, state: &State, changed: Timestamp) -> State {
+        match (self, old, state) {
+            (Self::Bucket(new), Self::Bucket(old), State::Debt(s)) => {
+                State::Debt(new.convert(old, s, changed))
+            }
+            (Self::FixedWindow(new), Self::FixedWindow(old), State::Window(s)) => {
+                State::Window(new.convert(old, s, changed))
+            }
+            (Self::SlidingWindow(new), Self::SlidingWindow(old), State::TwoWindows(s)) => {
+                State::TwoWindows(new.convert(old, s, changed))
+            }
+            (Self::IntervalBucket(new), Self::IntervalBucket(old), State::Batch(s)) => {
+                State::Batch(new.convert(old, s, changed))
+            }
+            (Self::Log(new), Self::Log(old), State::Entries(s)) => {
+                State::Entries(new.convert(old, s, changed))
+            }
+            (Self::Concurrency(_), Self::Concurrency(_), state) => state.clone(),
+            (Self::Leases(_) | Self::Fleet(_), Self::Leases(_) | Self::Fleet(_), state) => state.clone(),
+            // Requests in progress are no usage of a rate, nor the reverse.
+            (Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_), ..)
+            | (_, Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_), _) => self.fresh(),
+            _ => {
+                let used = old.level(state, changed) as u128 * self.capacity() as u128;
+                // At most the capacity, because a level is at most 2^32.
+                let cost = used.div_ceil(1 << 32) as u64;
+                let mut converted = self.fresh();
+                let _ = self.apply(Op::Charge, &mut converted, changed, Ask::from(cost), changed);
+                converted
+            }
+        }
+    }
+
+    /// Units in progress under a concurrency limit or a fleet; none for rate limits.
+    pub fn in_progress(&self, state: &State, now: Timestamp) -> InProgress {
+        match state {
+            State::InFlight(s) => InProgress { critical: 0, other: s.count() },
+            State::LeaseSet(s) => s.used_at(now),
+            _ => InProgress::default(),
+        }
+    }
+}
+
+impl State {
+    /// Gives back memory that is no longer needed.
+    pub fn shrink(&mut self) {
+        if let Self::Entries(s) = self {
+            s.shrink();
+        }
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Entries(s) => s.heap_bytes(),
+            Self::LeaseSet(s) => s.heap_bytes(),
+            _ => 0,
+        }
+    }
+}
+
+/// Does `op` to a state of any algorithm that takes a cost.
+#[inline]
+pub fn apply<A: Algorithm>(
+    algorithm: &A,
+    op: Op,
+    state: &mut A::State,
+    now: Timestamp,
+    cost: u64,
+    taken: Timestamp,
+) -> Outcome {
+    match op {
+        Op::Charge => algorithm.decide(state, now, cost),
+        Op::Estimate => algorithm.estimate(state, now, cost),
+        Op::Refund => algorithm.refund(state, now, cost, taken),
+        Op::Undo => {
+            algorithm.undo(state, now, cost, taken);
+            algorithm.estimate(state, now, 0)
+        }
+        // No rate limit holds a lease.
+        Op::Renew => Outcome { allowed: false, ..algorithm.estimate(state, now, 0) },
+    }
+}
+
+/// Whether the state is worth no more than a fresh one.
+#[inline]
+pub fn is_idle<A: Algorithm>(algorithm: &A, state: &A::State, now: Timestamp) -> bool {
+    algorithm.estimate(state, now, 0).reset_after == Nanos::ZERO
+}

@@ -1,0 +1,101 @@
+//! What was decided, and what the caller may know about it.
+
+use crate::time::Nanos;
+
+/// The answer of one limit to one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an outcome that nobody reads limits nobody"]
+pub struct Outcome {
+    /// The call may proceed.
+    pub allowed: bool,
+    /// Units that a further call could take right now; rounded down.
+    pub remaining: u64,
+    /// Zero if allowed; else the smallest wait after which the same call succeeds if nobody else calls,
+    /// rounded up. `None`: never, because the cost exceeds the capacity.
+    pub retry_after: Option<Nanos>,
+    /// The smallest wait after which the state equals a fresh one; rounded up. An entry may be dropped then.
+    pub reset_after: Nanos,
+    /// How long an allowed call should wait before it proceeds. Zero but for a leaky bucket used as a queue.
+    pub delay: Nanos,
+}
+
+impl Outcome {
+    /// An allowed call.
+    #[inline]
+    pub const fn allow(remaining: u64, reset_after: u64) -> Self {
+        Self {
+            allowed: true,
+            remaining,
+            retry_after: Some(Nanos::ZERO),
+            reset_after: Nanos::new(reset_after),
+            delay: Nanos::ZERO,
+        }
+    }
+
+    /// A refused call that may come back after `retry_after`, or never.
+    #[inline]
+    pub const fn refuse(remaining: u64, retry_after: Option<u64>, reset_after: u64) -> Self {
+        Self {
+            allowed: false,
+            remaining,
+            retry_after: match retry_after {
+                Some(wait) => Some(Nanos::new(wait)),
+                None => None,
+            },
+            reset_after: Nanos::new(reset_after),
+            delay: Nanos::ZERO,
+        }
+    }
+}
+
+/// The answer of several limits to one call: all or nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a verdict that nobody reads limits nobody"]
+pub struct Verdict {
+    /// Every limit allowed the call, and every one was charged.
+    pub allowed: bool,
+    /// The smallest of the limits' `remaining`.
+    pub remaining: u64,
+    /// The longest wait of the limits that refused; `None` if one of them never will.
+    pub retry_after: Option<Nanos>,
+    /// The longest of the limits' `reset_after`.
+    pub reset_after: Nanos,
+    /// The longest of the limits' `delay`.
+    pub delay: Nanos,
+    /// Each limit's own answer, in the order of the charges. In a refused group nothing was taken, so these
+    /// are the unchanged states; `allowed` tells which limits would have let the call pass.
+    pub outcomes: Vec<Outcome>,
+}
+
+impl Verdict {
+    /// Combines the answers of the limits of one call.
+    pub fn of(outcomes: Vec<Outcome>) -> Self {
+        let mut verdict = Self {
+            allowed: true,
+            remaining: u64::MAX,
+            retry_after: Some(Nanos::ZERO),
+            reset_after: Nanos::ZERO,
+            delay: Nanos::ZERO,
+            outcomes,
+        };
+        for outcome in &verdict.outcomes {
+            verdict.allowed &= outcome.allowed;
+            verdict.remaining = verdict.remaining.min(outcome.remaining);
+            verdict.reset_after = verdict.reset_after.max(outcome.reset_after);
+            verdict.delay = verdict.delay.max(outcome.delay);
+            verdict.retry_after = match (verdict.retry_after, outcome.retry_after) {
+                (Some(a), Some(b)) => Some(a.max(b)),
+                _ => None,
+            };
+        }
+        if !verdict.allowed {
+            verdict.delay = Nanos::ZERO;
+        }
+        verdict
+    }
+
+    /// Positions of the limits that refused, in the order of the charges.
+    pub fn refused_by(&self) -> impl Iterator<Item = usize> + '_ {
+        self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.allowed).map(|(i, _)| i)
+    }
+}

@@ -1,0 +1,84 @@
+//! What every store can do, whether it answers at once from memory or over a network.
+
+use std::future::Future;
+
+use thiserror::Error;
+
+use crate::concurrency::InProgress;
+use crate::key::KeyRef;
+use crate::limit::{Ask, Limit, Op};
+use crate::outcome::{Outcome, Verdict};
+use crate::time::Timestamp;
+
+/// A limit that a store knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rule(pub u32);
+
+/// One limit of one key, and what is wanted of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    /// The limit.
+    pub rule: Rule,
+    /// Who is limited.
+    pub key: KeyRef<'a>,
+    /// How much.
+    pub ask: Ask,
+}
+
+/// Why a store could not decide. Never a refusal: whoever gets this decides whether to let the call pass.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Nothing that could be forgotten would make enough room: what is there are requests in progress, or
+    /// one key's log is too large for the ceiling.
+    #[error(
+        "the store's {bytes} bytes have no room for this key: raise its memory ceiling, or lower the limits \
+         whose states are large (logs, requests in progress)"
+    )]
+    Full {
+        /// The ceiling.
+        bytes: usize,
+    },
+    /// The rule was made by another store.
+    #[error("rule {0:?} is unknown to this store: define it here first")]
+    UnknownRule(Rule),
+}
+
+/// Keeps the states of all limits of all keys.
+///
+/// `at` is the time for those who bring their own (tests, simulations, replays); without it the store reads
+/// its clock. Time never goes back: an earlier `at` counts as the latest one seen.
+pub trait Store: Send + Sync {
+    /// Makes a limit known. Rules of one family share what a key has used: moving a key from one to another
+    /// keeps it.
+    fn define(&self, family: &str, limit: Limit) -> Rule;
+
+    /// From `at` on, the rule means another limit. What was used under the old one stays used.
+    fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError>;
+
+    /// Decides all charges of one call at one instant: all are taken, or none.
+    fn charge(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Verdict, StoreError>> + Send;
+
+    /// Does one thing to one limit of one key.
+    fn apply(
+        &self,
+        op: Op,
+        charge: Charge<'_>,
+        at: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Outcome, StoreError>> + Send;
+
+    /// Forgets what a key has used of a rule's family.
+    fn reset(&self, rule: Rule, key: KeyRef<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// What a key has in progress under a concurrency limit or a fleet.
+    fn in_progress(
+        &self,
+        rule: Rule,
+        key: KeyRef<'_>,
+        at: Option<Timestamp>,
+    ) -> impl Future<Output = Result<InProgress, StoreError>> + Send;
+}

@@ -1,0 +1,170 @@
+//! The worker utilization load shedder: a box in trouble slowly sheds, class by class, and slowly recovers.
+//!
+//! One amount runs from rest (below zero, the grace) to full. Utilization above `bad` pushes it up, below
+//! `good` it sinks, in between it stays. The part above zero is split into equal bands, one per class, least
+//! important first: the second class is touched only when the first is gone. All in integers, so that no
+//! sequence of samples drifts.
+
+use crate::error::{LimitError, within};
+use crate::time::{Nanos, Timestamp};
+
+/// One hundred percent, in parts per million.
+pub const PPM: u64 = 1_000_000;
+
+/// When to shed, how fast, and how many classes there are.
+///
+/// ```
+/// use tollgate_core::worker::WorkerSettings;
+///
+/// let settings = WorkerSettings::default();
+/// assert_eq!((settings.good_ppm, settings.bad_ppm), (700_000, 800_000));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerSettings {
+    /// Below this utilization the box recovers.
+    pub good_ppm: u64,
+    /// From this utilization on the box sheds.
+    pub bad_ppm: u64,
+    /// Full overload may last this long before anything is shed.
+    pub grace: Nanos,
+    /// Full overload takes this long from the first request shed to all of them.
+    pub full: Nanos,
+    /// A longer gap between two samples counts as this much.
+    pub max_step: Nanos,
+    /// Classes that can be shed, least important first; further ones never are.
+    pub classes: u32,
+}
+
+impl Default for WorkerSettings {
+    /// 70 % is good, 80 % is bad, 28 s of grace, 120 s to shed all of three classes.
+    fn default() -> Self {
+        Self {
+            good_ppm: 700_000,
+            bad_ppm: 800_000,
+            grace: Nanos::from_secs(28),
+            full: Nanos::from_secs(120),
+            max_step: Nanos::from_secs(28),
+            classes: 3,
+        }
+    }
+}
+
+/// The controller: [`WorkerSettings`] that can be computed with exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worker {
+    settings: WorkerSettings,
+    /// The fastest the amount can move per nanosecond.
+    top_speed: i64,
+    /// The amount at which everything is shed.
+    full: i64,
+    /// The amount at rest, not above zero.
+    rest: i64,
+}
+
+/// How much is shed, and when that was computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pressure {
+    amount: i64,
+    sampled: Option<Timestamp>,
+}
+
+/// A probability as an exact fraction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fraction {
+    /// The numerator; negative where an amount is below zero.
+    pub num: i64,
+    /// The denominator, above zero.
+    pub den: i64,
+}
+
+impl Pressure {
+    /// The amount, in the controller's own units.
+    pub fn amount(self) -> i64 {
+        self.amount
+    }
+}
+
+impl Worker {
+    /// A controller for `settings`.
+    pub fn new(settings: WorkerSettings) -> Result<Self, LimitError> {
+        let WorkerSettings { good_ppm, bad_ppm, grace, full, max_step, classes } = settings;
+        let bad = within("bad", bad_ppm, 1, PPM - 1)?;
+        let good = within("good", good_ppm, 1, bad)?;
+        within("classes", u64::from(classes), 1, 1 << 16)?;
+        let top_speed = lcm(good, PPM - bad);
+        let longest = (1u64 << 60) / top_speed;
+        for (field, value, least) in [("grace", grace, 0), ("full", full, 1), ("max_step", max_step, 1)] {
+            within(field, value.as_u64(), least, longest)?;
+        }
+        let scaled = |time: Nanos| (top_speed * time.as_u64()) as i64; // at most 2^60, as checked above
+        Ok(Self { settings, top_speed: top_speed as i64, full: scaled(full), rest: -scaled(grace) })
+    }
+
+    /// What the controller was made of.
+    pub fn settings(&self) -> &WorkerSettings {
+        &self.settings
+    }
+
+    /// A box that has seen nothing yet: it has its whole grace.
+    pub fn at_rest(&self) -> Pressure {
+        Pressure { amount: self.rest, sampled: None }
+    }
+
+    /// A pressure of a given amount, as [`Pressure::amount`] told it.
+    pub fn pressure(&self, amount: i64) -> Pressure {
+        Pressure { amount: amount.clamp(self.rest, self.full), sampled: None }
+    }
+
+    /// The pressure after a sample of the utilization, in parts per million; more than 100 % counts as 100 %.
+    pub fn sample(&self, pressure: Pressure, now: Timestamp, utilization_ppm: u64) -> Pressure {
+        let last = pressure.sampled.unwrap_or(now);
+        let step = now.since(last).as_u64().min(self.settings.max_step.as_u64()) as i64;
+        let moved = pressure.amount.saturating_add(step.saturating_mul(self.speed(utilization_ppm)));
+        Pressure { amount: moved.clamp(self.rest, self.full), sampled: Some(now.max(last)) }
+    }
+
+    fn speed(&self, utilization_ppm: u64) -> i64 {
+        let WorkerSettings { good_ppm, bad_ppm, .. } = self.settings;
+        // Above 100 % the speed is the top speed anyway; bounded here, everything fits.
+        let (u, good, bad) = (utilization_ppm.min(2 * PPM) as i64, good_ppm as i64, bad_ppm as i64);
+        let speed = if u < good {
+            self.top_speed.checked_div(good).unwrap_or(0) * (u - good)
+        } else if u < bad {
+            0
+        } else {
+            self.top_speed.checked_div(PPM as i64 - bad).unwrap_or(0) * (u - bad)
+        };
+        speed.clamp(-self.top_speed, self.top_speed)
+    }
+
+    /// The amount that is shed, as a fraction of everything; below zero while there is grace left.
+    pub fn amount(&self, pressure: Pressure) -> Fraction {
+        Fraction { num: pressure.amount, den: self.full }
+    }
+
+    /// The probability that a request of a class is shed. `rank` 0 is the least important class; a rank
+    /// beyond the classes that can be shed is never shed.
+    pub fn drop_probability(&self, pressure: Pressure, rank: u32) -> Fraction {
+        let classes = self.settings.classes;
+        if rank >= classes {
+            return Fraction { num: 0, den: self.full };
+        }
+        let full = i128::from(self.full);
+        let band = i128::from(classes) * i128::from(pressure.amount) - i128::from(rank) * full;
+        Fraction { num: band.clamp(0, full) as i64, den: self.full } // clamped to full, which fits
+    }
+
+    /// Whether a request of a class is shed, by a uniform draw from all 32-bit numbers.
+    pub fn sheds(&self, pressure: Pressure, rank: u32, draw: u32) -> bool {
+        let p = self.drop_probability(pressure, rank);
+        i128::from(draw) * i128::from(p.den) < i128::from(p.num) << 32
+    }
+}
+
+const fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}

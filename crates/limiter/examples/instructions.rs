@@ -1,0 +1,82 @@
+//! What `scripts/instructions.sh` counts: N decisions of one scenario, the same instructions every time.
+//!
+//! `instructions --list` names the scenarios; `instructions SCENARIO N` runs one.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to a script")]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use tollgate::{
+    ConcurrencyLimiter, ManualClock, MemoryStore, Quota, RateLimiter, RateLimiterBuilder, Timestamp,
+};
+
+const KEY: &str = "user:0000000000000000042";
+
+/// A name, and what to run N times.
+type Scenario = (&'static str, fn(u64));
+
+const SCENARIOS: [Scenario; 9] = [
+    ("token-bucket-admitted", |n| repeat(n, &limiter(Quota::per_second(1_000_000_000)))),
+    ("token-bucket-any-ratio", |n| repeat(n, &limiter(Quota::per_second(333).burst(1_000_000)))),
+    ("token-bucket-refused", |n| repeat(n, &limiter(Quota::per_hour(1)))),
+    ("token-bucket-new-key", new_keys),
+    ("fixed-window", |n| repeat(n, &limiter(Quota::per_hour(1_000_000).fixed_window()))),
+    ("sliding-window", |n| repeat(n, &limiter(Quota::per_hour(500_000).sliding_window()))),
+    ("sliding-log-refused", |n| repeat(n, &limiter(Quota::per_hour(10).sliding_log()))),
+    ("two-limits", |n| {
+        repeat(n, &built(RateLimiter::per_second(1_000_000_000).and(Quota::per_hour(1_000_000_000))))
+    }),
+    ("concurrency", permits),
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["--list"] => SCENARIOS.iter().for_each(|(name, _)| println!("{name}")),
+        [name, n] => match (SCENARIOS.iter().find(|(known, _)| known == name), n.parse()) {
+            (Some((_, run)), Ok(n)) => run(n),
+            _ => return usage(),
+        },
+        _ => return usage(),
+    }
+    ExitCode::SUCCESS
+}
+
+fn usage() -> ExitCode {
+    eprintln!("usage: instructions --list | instructions SCENARIO N");
+    ExitCode::from(2)
+}
+
+/// A store that does the same in every run.
+fn store() -> tollgate::MemoryStoreBuilder {
+    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    MemoryStore::builder().max_bytes(8 << 20).fixed_seed(7).clock(clock)
+}
+
+fn built(builder: RateLimiterBuilder) -> RateLimiter {
+    builder.own_store(store()).build()
+}
+
+fn limiter(quota: Quota) -> RateLimiter {
+    built(RateLimiter::builder(quota))
+}
+
+fn repeat(n: u64, limiter: &RateLimiter) {
+    for _ in 0..n {
+        black_box(limiter.check(black_box(KEY)).is_ok());
+    }
+}
+
+fn new_keys(n: u64) {
+    let limiter = limiter(Quota::per_hour(1));
+    for key in 0..n {
+        black_box(limiter.check(black_box(key)).is_ok());
+    }
+}
+
+fn permits(n: u64) {
+    let limiter = ConcurrencyLimiter::builder(20).own_store(store()).build();
+    for _ in 0..n {
+        drop(black_box(limiter.acquire(black_box(KEY))));
+    }
+}

@@ -1,0 +1,91 @@
+//! Rate limits and load shedding for Rust services: exact, bounded in memory, and faster than the rest.
+//!
+//! ```
+//! use tollgate::RateLimiter;
+//!
+//! let limiter = RateLimiter::per_second(100).burst(500).build();
+//! match limiter.check("alice") {
+//!     Ok(outcome) => println!("go ahead, {} left", outcome.remaining),
+//!     Err(refused) => println!("429, come back in {:?}", refused.retry_after()),
+//! }
+//! ```
+//!
+//! # Which limiter?
+//!
+//! Four things keep an API up. They answer different questions, and most services want the first two from the
+//! start and the others before they need them.
+//!
+//! | the trouble | the limiter | on refusal |
+//! |---|---|---|
+//! | one caller sends too much | [`RateLimiter`]: so many calls per second and key | 429, come back in `retry_after` |
+//! | one caller's slow calls pile up | [`ConcurrencyLimiter`]: so many in progress per key | 429 |
+//! | all callers together fill the fleet | [`FleetShedder`]: a share of the places is kept for what is critical | 503 |
+//! | this box is drowning | [`WorkerShedder`]: sheds class by class, slowly, and recovers slowly | 503 |
+//!
+//! # Which algorithm?
+//!
+//! [`RateLimiter`] is a token bucket unless its [`Quota`] says otherwise. It is the right choice for most: steady on
+//! average, generous to bursts, one word of memory. Choose another when its difference is what you need:
+//!
+//! | quota | in any period at most | memory per key | choose it when |
+//! |---|---|---|---|
+//! | [`Quota::burst`] (token bucket) | burst + count | 16 bytes | callers are bursty and that is fine |
+//! | [`Quota::leaky_queue`] | evenly spaced | 16 bytes | calls should be delayed, not refused |
+//! | [`Quota::sliding_log`] | count, exactly | 16 bytes per call | the number is a promise: logins, payments |
+//! | [`Quota::sub_windows`] | count | 16 bytes per part | the same for large counts |
+//! | [`Quota::sliding_window`] | about count | 16 bytes | large counts, and an estimate will do |
+//! | [`Quota::fixed_window`] | 2 × count | 16 bytes | "1000 a day" must mean the calendar's day |
+//! | [`Quota::anchored_window`] | 2 × count | 16 bytes | the same, without a stampede at midnight |
+//! | [`Quota::in_batches`] | burst + count | 16 bytes | refills come in lumps elsewhere too |
+//!
+//! # What to rely on
+//!
+//! * **Exact.** Times and counts are integers; 7 per second is 7 per second for ever. A refusal's `retry_after` is
+//!   the smallest wait after which the same call passes.
+//! * **All or nothing.** With several limits ([`RateLimiterBuilder::and`]) a refused call costs nothing anywhere.
+//! * **Bounded.** A store has a ceiling in bytes ([`MemoryStoreBuilder::max_bytes`]). A flood of keys cannot pass
+//!   it, and does not give anyone a fresh burst either. No thread sweeps.
+//! * **No input panics.** Wrong quotas are refused when they are built, with the field, the value and the range.
+//! * **Time is an argument.** Every limiter takes a [`Clock`], or the time itself ([`RateLimiter::check_at`]): tests
+//!   move a [`ManualClock`] and never sleep.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tollgate::{ManualClock, RateLimiter};
+//!
+//! let clock = ManualClock::default();
+//! let limiter = RateLimiter::per_minute(1).clock(clock.clone()).build();
+//! assert!(limiter.check("alice").is_ok());
+//! assert!(limiter.check("alice").is_err());
+//! clock.advance(Duration::from_secs(60));
+//! assert!(limiter.check("alice").is_ok());
+//! ```
+//!
+//! # Keys
+//!
+//! Text, bytes, numbers, addresses, and tuples of those: anything that is a [`Key`]. Parts of a tuple keep their
+//! bounds, so `("a:b", "c")` and `("a", "b:c")` are two keys; an IPv4 address is the same key when it comes mapped
+//! into IPv6. How keys are kept, and how improbable it is that two share a bucket, is told at [`MemoryStore`].
+
+pub mod clock;
+mod concurrency;
+mod fleet;
+mod memory;
+mod quota;
+mod rate;
+mod sync;
+mod worker;
+
+pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
+pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, Permit};
+pub use fleet::{FleetFull, FleetPermit, FleetShedder, Priority};
+pub use memory::{MemoryStore, MemoryStoreBuilder, Stats};
+pub use quota::Quota;
+pub use rate::{RateLimiter, RateLimiterBuilder, Refused};
+pub use tollgate_core as core;
+pub use tollgate_core::concurrency::InProgress;
+pub use tollgate_core::fleet::FleetMode;
+pub use tollgate_core::key::Key;
+pub use tollgate_core::worker::{Fraction, WorkerSettings};
+pub use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp, Verdict};
+pub use worker::{Class, Shed, WorkerShedder, WorkerShedderBuilder};

@@ -1,0 +1,115 @@
+//! Building a memory store: how much memory, which clock, whole keys or fingerprints.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use foldhash::SharedSeed;
+use foldhash::quality::SeedableRandomState;
+
+use super::MemoryStore;
+use super::rules::Rules;
+use super::shards::Shards;
+use super::table::Table;
+use crate::clock::{AnyClock, Clock};
+
+/// Builds a [`MemoryStore`].
+///
+/// ```
+/// use tollgate::{ManualClock, MemoryStore};
+///
+/// let store = MemoryStore::builder().max_bytes(1 << 20).clock(ManualClock::default()).build();
+/// assert_eq!(store.stats().max_bytes, 1 << 20);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct MemoryStoreBuilder {
+    max_bytes: usize,
+    table_share: Option<u8>,
+    exact: bool,
+    seed: Option<u64>,
+    clock: AnyClock,
+}
+
+impl Default for MemoryStoreBuilder {
+    fn default() -> Self {
+        Self { max_bytes: 64 << 20, table_share: None, exact: false, seed: None, clock: AnyClock::default() }
+    }
+}
+
+/// Below this a store cannot hold anything worth holding.
+const MIN_BYTES: usize = 4096;
+
+impl MemoryStoreBuilder {
+    /// The ceiling, in bytes: no number of keys makes the store larger. 64 MiB unless said otherwise, at least
+    /// 4 KiB.
+    ///
+    /// Memory is reserved at once and used as keys come. Reckon with 26 bytes for every key in use under a
+    /// small limit, whatever the key's length.
+    pub fn max_bytes(mut self, bytes: usize) -> Self {
+        self.max_bytes = bytes.max(MIN_BYTES);
+        self
+    }
+
+    /// A ceiling that holds `keys` keys in use under one small limit, with few evictions.
+    pub fn expected_keys(self, keys: usize) -> Self {
+        self.max_bytes(keys.saturating_mul(26).saturating_add(16 * 1024)).table_share(100)
+    }
+
+    /// How many percent of the ceiling are for small states (buckets, windows); the rest is for logs and
+    /// requests in progress. 75 unless said otherwise.
+    pub fn table_share(mut self, percent: u8) -> Self {
+        self.table_share = Some(percent.min(100));
+        self
+    }
+
+    /// The share, if nobody has chosen one.
+    pub(crate) fn table_share_or(mut self, percent: u8) -> Self {
+        self.table_share.get_or_insert(percent);
+        self
+    }
+
+    /// Keeps whole keys instead of fingerprints: no two keys ever share a bucket, keys count towards the
+    /// ceiling by their length, and decisions take a lock.
+    pub fn exact_keys(mut self) -> Self {
+        self.exact = true;
+        self
+    }
+
+    /// Another clock than the system's.
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = AnyClock::Other(Arc::new(clock));
+        self
+    }
+
+    /// A fixed seed for the hash instead of a random one, so that runs repeat exactly. For tests and
+    /// measurements only: who knows the seed can make keys that collide.
+    pub fn fixed_seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The store.
+    pub fn build(self) -> MemoryStore {
+        let share = if self.exact { 0 } else { self.table_share.unwrap_or(75) };
+        let floor_bytes = self.max_bytes / 64;
+        let rest = self.max_bytes - floor_bytes;
+        let table = Table::with_bytes(rest / 100 * usize::from(share));
+        let maps = rest.saturating_sub(table.bytes());
+        MemoryStore {
+            rules: Rules::with_floor_bytes(floor_bytes),
+            shards: Shards::with_bytes(maps, self.exact),
+            tables: share > 0,
+            table,
+            hash: match self.seed {
+                Some(seed) => SeedableRandomState::with_seed(seed, SharedSeed::global_fixed()),
+                None => SeedableRandomState::random(),
+            },
+            clock: self.clock,
+            latest: AtomicU64::new(0),
+            clock_used: AtomicBool::new(false),
+            evictions: AtomicU64::new(0),
+            failed_open: AtomicU64::new(0),
+            max_bytes: self.max_bytes,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Several limits at once: all are charged, or none.
+
+use parking_lot::MutexGuard;
+use smallvec::SmallVec;
+use tollgate_core::limit::{Ask, Op};
+use tollgate_core::store::{Charge, StoreError};
+use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
+
+use super::MemoryStore;
+use super::shards::{Call, Shard, Target};
+
+/// The shards that one call has locked, in ascending order.
+#[derive(Default)]
+pub(super) struct Locked<'a>(SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>);
+
+impl Locked<'_> {
+    pub(super) fn get(&mut self, index: usize) -> Option<&mut Shard> {
+        self.0.iter_mut().find(|(locked, _)| *locked == index).map(|(_, shard)| &mut **shard)
+    }
+}
+
+impl MemoryStore {
+    /// Decides all charges of one call at one instant: all are taken, or none. Charges of the same key under
+    /// the same rule count together.
+    ///
+    /// All states are looked at first, and a refusal touches none of them. Where two calls race for the last
+    /// units, one of them may take a unit and give it back at once when another of its limits refuses: for
+    /// that moment the limit is stricter, never looser.
+    pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
+        let mut now = self.time(at);
+        loop {
+            let mut targets = Targets::new();
+            for charge in charges {
+                let (rule, record) = self.current(charge.rule, now)?;
+                let hash = self.hash(charge.key, record);
+                targets.push((self.target(rule, record, hash, charge.key), charge.ask));
+            }
+            match self.decide_targets(&merged(&targets), now, at)? {
+                Some(verdict) => return Ok(spread(&targets, verdict)),
+                None => now = self.latest_seen(at),
+            }
+        }
+    }
+
+    /// Nothing, if a later time must be tried before a refusal is true.
+    pub(super) fn decide_targets(
+        &self,
+        targets: &[(Target<'_>, Ask)],
+        now: Timestamp,
+        at: Option<Timestamp>,
+    ) -> Result<Option<Verdict>, StoreError> {
+        let mut locked = self.lock(targets.iter().map(|(target, _)| target));
+        let mut outcomes = self.estimate_all(targets, now, &mut locked)?;
+        if !outcomes.iter().all(|outcome| outcome.allowed) {
+            if self.latest_seen(at) > now {
+                return Ok(None);
+            }
+            // Limits that count refused calls count those that they themselves refused. Only logs do, and
+            // theirs is locked, so that this refuses again.
+            for ((target, ask), outcome) in targets.iter().zip(&mut outcomes) {
+                if !outcome.allowed && matches!(target.record.limit, Limit::Log(_)) {
+                    let call = Call { op: Op::Charge, ask: *ask, now, taken: now };
+                    *outcome = self.decide_locked(*target, call, &mut locked)?;
+                }
+            }
+            return Ok(Some(Verdict::of(outcomes)));
+        }
+        for (done, (target, ask)) in targets.iter().enumerate() {
+            let call = Call { op: Op::Charge, ask: *ask, now, taken: now };
+            let outcome = self.decide_locked(*target, call, &mut locked);
+            if let (Ok(outcome), Some(place)) = (&outcome, outcomes.get_mut(done)) {
+                *place = *outcome;
+                if outcome.allowed {
+                    continue;
+                }
+            }
+            // Another call took what was there a moment ago: what this one has taken goes back.
+            let later = self.latest_seen(at).max(now);
+            for (target, ask) in targets.iter().take(done) {
+                let undo = Call { op: Op::Undo, ask: *ask, now: later, taken: now };
+                let _ = self.decide_locked(*target, undo, &mut locked)?;
+            }
+            let refused = outcome?;
+            outcomes = self.estimate_all(targets, now, &mut locked)?;
+            if let Some(place) = outcomes.get_mut(done) {
+                *place = refused;
+            }
+            break;
+        }
+        Ok(Some(Verdict::of(outcomes)))
+    }
+
+    pub(super) fn estimate_all(
+        &self,
+        targets: &[(Target<'_>, Ask)],
+        now: Timestamp,
+        locked: &mut Locked<'_>,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let estimate = |(target, ask): &(Target<'_>, Ask)| {
+            self.decide_locked(*target, Call { op: Op::Estimate, ask: *ask, now, taken: now }, locked)
+        };
+        targets.iter().map(estimate).collect()
+    }
+
+    pub(super) fn decide_locked(
+        &self,
+        target: Target<'_>,
+        call: Call,
+        locked: &mut Locked<'_>,
+    ) -> Result<Outcome, StoreError> {
+        if target.record.in_table {
+            let Target { rule, record, hash, key, .. } = target;
+            return Ok(self.decide_in_table(rule, record, hash, key, call, Some(locked)));
+        }
+        match locked.get(self.shards.index(target.hash)) {
+            Some(shard) => self.decide_in_shard(shard, target, call),
+            None => Err(StoreError::Full { bytes: self.max_bytes }),
+        }
+    }
+
+    /// Locks the shards that these targets may need, in ascending order.
+    pub(super) fn lock<'s, 't>(&'s self, targets: impl Iterator<Item = &'t Target<'t>>) -> Locked<'s> {
+        let needed = targets.filter(|target| !target.record.in_table || target.record.has_siblings());
+        let mut indexes: SmallVec<[usize; 4]> = needed.map(|target| self.shards.index(target.hash)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        Locked(indexes.into_iter().filter_map(|index| Some((index, self.shards.lock(index)?))).collect())
+    }
+}
+
+/// The charges of one call.
+type Targets<'a> = SmallVec<[(Target<'a>, Ask); 4]>;
+
+/// Charges of the same key under the same rule count together.
+fn merged<'a>(targets: &[(Target<'a>, Ask)]) -> Targets<'a> {
+    let mut merged = Targets::new();
+    for (target, ask) in targets {
+        match merged.iter_mut().find(|(other, _)| other.is_same(target)) {
+            Some((_, sum)) => sum.cost = sum.cost.saturating_add(ask.cost),
+            None => merged.push((*target, *ask)),
+        }
+    }
+    merged
+}
+
+/// Gives every charge the outcome of the target that it was merged into.
+fn spread(targets: &[(Target<'_>, Ask)], verdict: Verdict) -> Verdict {
+    if verdict.outcomes.len() == targets.len() {
+        return verdict;
+    }
+    let merged = merged(targets);
+    let find = |target: &Target<'_>| merged.iter().position(|(other, _)| other.is_same(target));
+    let outcomes = targets
+        .iter()
+        .filter_map(|(target, _)| find(target).and_then(|index| verdict.outcomes.get(index).copied()))
+        .collect();
+    Verdict { outcomes, ..verdict }
+}

@@ -1,0 +1,186 @@
+//! The table's protocol under every interleaving: charging, putting in, taking over, evicting, taking out.
+//!
+//! Words here are plain counts: 0 is idle, more is live, and the level of a count is the count.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::table::{Judge, Table, Tag, Worth};
+use crate::sync::{AtomicU64, Ordering};
+
+const KEY: u64 = 0x0123_4567_89AB_CDEF;
+const OTHER: u64 = 0x1111_2222_3333_4444;
+const THIRD: u64 = 0x5555_6666_7777_8888;
+
+/// Remembers the highest count that was evicted of each of the keys above.
+struct Floors([(Tag, AtomicU64); 3]);
+
+impl Floors {
+    fn new() -> Self {
+        Self([KEY, OTHER, THIRD].map(|hash| (Tag::new(hash, 0), AtomicU64::new(0))))
+    }
+
+    fn of(&self, hash: u64) -> u64 {
+        let tag = Tag::new(hash, 0);
+        self.0.iter().find(|(known, _)| *known == tag).map_or(0, |(_, floor)| floor.load(Ordering::Acquire))
+    }
+}
+
+impl Judge for Floors {
+    fn worth(&self, _tag: Tag, word: u64) -> Worth {
+        if word == 0 { Worth::Idle } else { Worth::Live(word) }
+    }
+
+    fn evict(&self, tag: Tag, word: u64, _set: usize) {
+        for (known, floor) in &self.0 {
+            if *known == tag {
+                floor.fetch_max(word, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+/// One charge, as the store does it: quickly if the key is there, else under the lock, from the floor.
+fn charge(table: &Table, floors: &Floors, hash: u64) {
+    let (place, tag) = (table.place(hash), Tag::new(hash, 0));
+    let add = |word: u64| (Some(word + 1), ());
+    if table.update(place, tag, add).is_some() {
+        return;
+    }
+    let _guard = table.lock(place);
+    while !table.is_absent(place, tag) {
+        if table.update(place, tag, add).is_some() {
+            return;
+        }
+    }
+    let count = floors.of(hash) + 1;
+    if !table.put(place, tag, count, count, floors) {
+        floors.evict(tag, count, 0);
+    }
+}
+
+/// What is known of a key: its word, or what was left of it when it was evicted.
+fn known(table: &Table, floors: &Floors, hash: u64) -> u64 {
+    let here = table.update(table.place(hash), Tag::new(hash, 0), |word| (None, word));
+    here.unwrap_or(0).max(floors.of(hash))
+}
+
+/// A table of one set, which under loom has two slots.
+fn check(setup: fn(&Table, &Floors), threads: &'static [fn(&Table, &Floors)], then: fn(&Table, &Floors)) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let shared = Arc::new((Table::with_bytes(0), Floors::new()));
+        setup(&shared.0, &shared.1);
+        let running: Vec<_> = threads
+            .iter()
+            .map(|run| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || run(&shared.0, &shared.1))
+            })
+            .collect();
+        for thread in running {
+            thread.join().unwrap();
+        }
+        then(&shared.0, &shared.1);
+    });
+}
+
+#[test]
+fn loom_charging_one_key_loses_no_update() {
+    check(
+        |t, f| charge(t, f, KEY),
+        &[|t, f| charge(t, f, KEY), |t, f| charge(t, f, KEY)],
+        |t, f| assert_eq!(known(t, f, KEY), 3),
+    );
+}
+
+#[test]
+fn loom_a_new_key_is_put_in_once() {
+    check(
+        |_, _| {},
+        &[|t, f| charge(t, f, KEY), |t, f| charge(t, f, KEY)],
+        |t, f| {
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(t.count_live(f), 1);
+        },
+    );
+}
+
+/// The idle key's slot is taken for another key while its owner comes back: nobody pays for the other.
+#[test]
+fn loom_taking_an_idle_slot_charges_nobody_else() {
+    check(
+        |t, f| {
+            assert!(t.put(t.place(KEY), Tag::new(KEY, 0), 0, 0, f));
+            charge(t, f, THIRD);
+        },
+        &[|t, f| charge(t, f, KEY), |t, f| charge(t, f, OTHER)],
+        |t, f| {
+            assert_eq!(known(t, f, KEY), 1);
+            assert_eq!(known(t, f, OTHER), 1);
+            assert_eq!(known(t, f, THIRD), 1);
+        },
+    );
+}
+
+/// The new owner's word is the very word that the old owner's late charge expects: the pad tells them apart.
+#[test]
+fn loom_a_late_charge_misses_a_new_owner_with_the_same_word() {
+    check(
+        |t, f| {
+            assert!(t.put(t.place(KEY), Tag::new(KEY, 0), 0, 0, f));
+            charge(t, f, THIRD);
+        },
+        &[
+            |t, f| charge(t, f, KEY),
+            |t, f| {
+                let _guard = t.lock(t.place(OTHER));
+                t.put(t.place(OTHER), Tag::new(OTHER, 0), 0, 0, f);
+            },
+        ],
+        |t, f| {
+            assert_eq!(known(t, f, KEY), 1);
+            assert_eq!(known(t, f, OTHER), 0);
+        },
+    );
+}
+
+/// Two live keys fill the set and a third comes: whoever goes leaves all of its charges behind.
+#[test]
+fn loom_an_evicted_key_loses_no_charge() {
+    check(
+        |t, f| {
+            charge(t, f, KEY);
+            charge(t, f, THIRD);
+            charge(t, f, THIRD);
+        },
+        &[|t, f| charge(t, f, KEY), |t, f| charge(t, f, OTHER)],
+        |t, f| {
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(known(t, f, OTHER), 1);
+            assert_eq!(known(t, f, THIRD), 2);
+        },
+    );
+}
+
+/// A key that is taken out takes all charges made until then with it, and the next one starts from nothing.
+#[test]
+fn loom_taking_a_key_out_splits_its_charges() {
+    static TAKEN_OUT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    check(
+        |t, f| charge(t, f, KEY),
+        &[
+            |t, f| charge(t, f, KEY),
+            |t, _| {
+                let _guard = t.lock(t.place(KEY));
+                let word = t.extract(t.place(KEY), Tag::new(KEY, 0)).unwrap();
+                TAKEN_OUT.store(word, std::sync::atomic::Ordering::SeqCst);
+            },
+        ],
+        |t, f| {
+            let taken_out = TAKEN_OUT.load(std::sync::atomic::Ordering::SeqCst);
+            assert_eq!(taken_out + known(t, f, KEY), 2);
+        },
+    );
+}

@@ -1,0 +1,338 @@
+//! The memory store: every limit of every key of this process, under one ceiling in bytes.
+
+mod builder;
+mod family;
+mod group;
+mod rules;
+mod shards;
+mod single;
+mod table;
+
+#[cfg(all(test, tollgate_loom))]
+mod loom_tests;
+
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use foldhash::quality::SeedableRandomState;
+use tollgate_core::concurrency::InProgress;
+use tollgate_core::key::{KeyRef, Kind};
+use tollgate_core::limit::{Ask, Op, State};
+use tollgate_core::store::{Charge, Rule, Store, StoreError};
+use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
+
+pub use self::builder::MemoryStoreBuilder;
+use self::rules::{JudgeAt, Record, Rules};
+use self::shards::{Call, Shards, Target};
+use self::table::{Table, Tag};
+use crate::clock::AnyClock;
+
+/// Keeps the states of all limits of all keys of this process. Share it by reference or in an [`Arc`].
+///
+/// Small states (token and leaky buckets, fixed windows, two-window counters, interval buckets) are words in a
+/// table of fixed size: 16 bytes a key whatever its length, no locks on the way of a decision. Larger
+/// ones (logs, requests in progress) live in maps. Both stay under one ceiling, which no number of keys can
+/// pass; see [`MemoryStoreBuilder::max_bytes`].
+///
+/// # Keys and fingerprints
+///
+/// A key is not kept: 64 bits of a hash with a random seed stand for it, 48 of them in the slot and the rest in
+/// its position. Two keys that agree in all of them under one rule would share a bucket: each could be
+/// refused for what the other used. With a million keys in use the chance that this happens to *any* two of
+/// them is about 1 in 37 million; with ten million keys, 1 in 370,000. Nobody can provoke it without knowing the
+/// seed. Whoever cannot accept that keeps whole keys, at the price of memory and speed:
+/// [`MemoryStoreBuilder::exact_keys`].
+///
+/// # Eviction
+///
+/// An idle entry is worth nothing and its place is taken first. When all places of a key are in use, the state
+/// that carries least is forgotten and counted ([`Stats::evictions`]). Its level is left behind as the floor
+/// from which newcomers to that part of the table start: a key that was refused is never let in sooner for having
+/// been forgotten.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tollgate::{ConcurrencyLimiter, MemoryStore, RateLimiter};
+///
+/// // Two limiters, one ceiling.
+/// let store = Arc::new(MemoryStore::builder().max_bytes(16 << 20).build());
+/// let rate = RateLimiter::per_second(100).store(&store).build();
+/// let in_progress = ConcurrencyLimiter::builder(20).store(&store).build();
+/// # let _ = (rate.check("alice"), in_progress.acquire("alice"));
+/// assert!(store.stats().bytes <= 16 << 20);
+/// ```
+///
+/// [`Arc`]: std::sync::Arc
+#[derive(Debug)]
+pub struct MemoryStore {
+    rules: Rules,
+    table: Table,
+    shards: Shards,
+    hash: SeedableRandomState,
+    clock: AnyClock,
+    /// The latest time given by callers who bring their own.
+    latest: AtomicU64,
+    clock_used: AtomicBool,
+    /// Whether small states go to the table; exact keys never do.
+    tables: bool,
+    evictions: AtomicU64,
+    failed_open: AtomicU64,
+    max_bytes: usize,
+}
+
+/// How full a store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes that the store occupies at most with what it holds now.
+    pub bytes: usize,
+    /// The ceiling.
+    pub max_bytes: usize,
+    /// States forgotten while they still mattered, since the start. Their levels were kept as floors.
+    pub evictions: u64,
+    /// Calls that were let through because the store had no room left for requests in progress.
+    pub failed_open: u64,
+}
+
+/// A rule with its record at hand.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownRule {
+    pub(crate) rule: Rule,
+    record: Arc<Record>,
+}
+
+/// A key that holds something, as its permit remembers it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    rule: Rule,
+    hash: u64,
+    check: u64,
+    /// The key itself, where keys are kept whole.
+    exact: Option<(Kind, Box<[u8]>)>,
+    cost: u64,
+}
+
+impl MemoryStore {
+    /// A store with room for about two and a half million keys in 64 MiB.
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// A store made to measure.
+    pub fn builder() -> MemoryStoreBuilder {
+        MemoryStoreBuilder::default()
+    }
+
+    /// Makes a limit known. Rules of one family share what a key has used: moving a key from one to another
+    /// keeps it. The same limit in the same family is the same rule.
+    pub fn define(&self, family: &str, limit: Limit) -> Rule {
+        self.define_known(family, limit).rule
+    }
+
+    /// As [`define`](Self::define), for those who will use the rule often.
+    pub(crate) fn define_known(&self, family: &str, limit: Limit) -> KnownRule {
+        let (rule, record) = self.rules.define(family, limit, self.tables, |name| self.hash.hash_one(name));
+        KnownRule { rule, record }
+    }
+
+    /// From now on the rule means another limit. What was used under the old one stays used; each key is
+    /// converted when it is next seen.
+    pub fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
+        self.rules.get(rule.0).ok_or(StoreError::UnknownRule(rule))?;
+        self.rules.redefine(rule.0, limit, self.time(at), self.tables);
+        Ok(())
+    }
+
+    /// The limit that a rule means now.
+    pub fn limit(&self, rule: Rule) -> Option<Limit> {
+        self.rules.newest(rule.0).map(|(_, record)| record.limit)
+    }
+
+    /// Forgets what a key has used of a rule's family.
+    pub fn forget(&self, rule: Rule, key: KeyRef<'_>) -> Result<(), StoreError> {
+        let (rule, record) = self.rules.newest(rule.0).ok_or(StoreError::UnknownRule(rule))?;
+        let target = self.target(rule, record, self.hash(key, record), key);
+        let place = self.table.place(target.hash);
+        let mut shard = self.shards.lock(self.shards.index(target.hash));
+        let _guard = self.table.lock(place);
+        if let Some(shard) = &mut shard {
+            self.shards.take(shard, target);
+        }
+        let tag = Tag::new(target.hash, if record.in_table { rule } else { 0 });
+        if record.in_table {
+            self.table.extract(place, tag);
+        }
+        for sibling in self.family_in_table(place, tag, record) {
+            self.table.extract(place, sibling);
+        }
+        Ok(())
+    }
+
+    /// Gives back what a permit holds. Its key was resolved when it was taken.
+    pub(crate) fn release(&self, held: &Held) {
+        let now = self.time(None);
+        let Ok((rule, record)) = self.current(held.rule, now) else {
+            return;
+        };
+        let key = held
+            .exact
+            .as_ref()
+            .map_or(KeyRef { kind: Kind::Bytes, bytes: &[] }, |(kind, bytes)| KeyRef { kind: *kind, bytes });
+        let target = Target { rule, record, hash: held.hash, check: held.check, key };
+        let call = Call { op: Op::Refund, ask: Ask::from(held.cost), now, taken: now };
+        // Giving back needs no room, so it cannot fail.
+        let _ = self.decide_in_maps(target, call);
+    }
+
+    /// What a permit must remember of its key.
+    pub(crate) fn hold(&self, rule: Rule, key: KeyRef<'_>, cost: u64) -> Option<Held> {
+        let (number, record) = self.rules.newest(rule.0)?;
+        let Target { hash, check, .. } = self.target(number, record, self.hash(key, record), key);
+        let exact = self.shards.is_exact().then(|| (key.kind, key.bytes.into()));
+        Some(Held { rule, hash, check, exact, cost })
+    }
+
+    /// What a key has in progress under a concurrency limit or a fleet.
+    pub fn count_in_progress(
+        &self,
+        rule: Rule,
+        key: KeyRef<'_>,
+        at: Option<Timestamp>,
+    ) -> Result<InProgress, StoreError> {
+        let now = self.time(at);
+        let (rule, record) = self.current(rule, now)?;
+        let target = self.target(rule, record, self.hash(key, record), key);
+        let Some(shard) = self.shards.lock(self.shards.index(target.hash)) else {
+            return Ok(InProgress::default());
+        };
+        let count = |state: &State| record.limit.in_progress(state, now);
+        Ok(self.shards.with_state(&shard, target, count).unwrap_or_default())
+    }
+
+    /// How full the store is.
+    pub fn stats(&self) -> Stats {
+        let (bytes, _, evictions) = self.shards.usage();
+        Stats {
+            bytes: self.table.bytes() + bytes,
+            max_bytes: self.max_bytes,
+            evictions: self.evictions.load(Ordering::Relaxed) + evictions,
+            failed_open: self.failed_open.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Number of keys that are not idle, each under each of its rules. Walks the whole store.
+    pub fn count_keys(&self, at: Option<Timestamp>) -> usize {
+        let now = self.time(at);
+        self.table.count_live(&self.judge(now)) + self.shards.usage().1
+    }
+
+    /// The time of the store's clock.
+    #[inline]
+    pub fn now(&self) -> Timestamp {
+        self.time(None)
+    }
+
+    /// A decision that the store could not make: the call passes and is counted.
+    pub(crate) fn fail_open(&self) -> Outcome {
+        self.failed_open.fetch_add(1, Ordering::Relaxed);
+        Outcome::allow(0, 0)
+    }
+
+    /// `at`, or what the clock shows; never before the latest time seen.
+    #[inline]
+    fn time(&self, at: Option<Timestamp>) -> Timestamp {
+        let latest = Timestamp::from_nanos(self.latest.load(Ordering::Acquire));
+        match at {
+            None => {
+                if !self.clock_used.load(Ordering::Relaxed) {
+                    self.clock_used.store(true, Ordering::Relaxed);
+                }
+                self.clock.now().max(latest)
+            }
+            Some(at) => {
+                let clock = match self.clock_used.load(Ordering::Relaxed) {
+                    true => self.clock.latest(),
+                    false => Timestamp::ZERO,
+                };
+                let now = at.max(latest).max(clock);
+                if now > latest {
+                    self.latest.fetch_max(now.as_nanos(), Ordering::AcqRel);
+                }
+                now
+            }
+        }
+    }
+
+    /// The latest time at which anybody can have charged something that this thread has seen. A refusal at an
+    /// earlier time is not final: else a burst would be cut short by the time it took to get from reading the
+    /// clock to deciding.
+    #[inline]
+    fn latest_seen(&self, at: Option<Timestamp>) -> Timestamp {
+        let latest = Timestamp::from_nanos(self.latest.load(Ordering::Acquire));
+        if at.is_some() { latest } else { latest.max(self.clock.latest()) }
+    }
+
+    #[inline]
+    fn current(&self, rule: Rule, now: Timestamp) -> Result<(u32, &Record), StoreError> {
+        self.rules.current(rule.0, now).ok_or(StoreError::UnknownRule(rule))
+    }
+
+    #[inline]
+    fn hash(&self, key: KeyRef<'_>, record: &Record) -> u64 {
+        let mut hasher = self.hash.build_hasher();
+        hasher.write(key.bytes);
+        // Kinds and families are told apart after the costly part.
+        hasher.finish() ^ record.salt ^ KIND_SALT.wrapping_mul(key.kind as u64)
+    }
+
+    fn target<'a>(&self, rule: u32, record: &'a Record, hash: u64, key: KeyRef<'a>) -> Target<'a> {
+        let in_maps = !record.in_table || record.has_siblings();
+        let check = || self.hash.hash_one((key.kind as u8, key.bytes, record.family.salt));
+        Target { rule, record, hash, check: if in_maps { check() } else { 0 }, key }
+    }
+
+    fn judge(&self, now: Timestamp) -> JudgeAt<'_> {
+        JudgeAt { rules: &self.rules, now, sets: self.table.sets(), evictions: &self.evictions }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Tells the kinds of keys apart in the hash.
+const KIND_SALT: u64 = 0xA24B_AED4_963E_E407;
+
+/// Memory answers at once.
+impl Store for MemoryStore {
+    fn define(&self, family: &str, limit: Limit) -> Rule {
+        self.define(family, limit)
+    }
+
+    fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
+        self.redefine(rule, limit, at)
+    }
+
+    async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
+        self.decide_all(charges, at)
+    }
+
+    async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
+        self.decide(op, charge, at)
+    }
+
+    async fn reset(&self, rule: Rule, key: KeyRef<'_>) -> Result<(), StoreError> {
+        self.forget(rule, key)
+    }
+
+    async fn in_progress(
+        &self,
+        rule: Rule,
+        key: KeyRef<'_>,
+        at: Option<Timestamp>,
+    ) -> Result<InProgress, StoreError> {
+        self.count_in_progress(rule, key, at)
+    }
+}

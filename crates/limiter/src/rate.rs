@@ -1,0 +1,475 @@
+//! The request rate limiter.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use thiserror::Error;
+use tollgate_core::key::{Key, KeyRef};
+use tollgate_core::limit::{Ask, Op};
+use tollgate_core::store::{Charge, Rule, StoreError};
+use tollgate_core::{Limit, LimitError, Outcome, Timestamp, Verdict};
+
+use crate::clock::Clock;
+use crate::memory::{KnownRule, MemoryStore, MemoryStoreBuilder};
+use crate::quota::Quota;
+
+/// Limits how often each key may do something.
+///
+/// ```
+/// use tollgate::RateLimiter;
+///
+/// let limiter = RateLimiter::per_second(100).burst(500).build();
+/// match limiter.check("alice") {
+///     Ok(outcome) => println!("go ahead, {} left", outcome.remaining),
+///     Err(refused) => println!("come back in {:?}", refused.retry_after()),
+/// }
+/// ```
+///
+/// Share it by reference or clone it: clones are cheap and limit together.
+#[derive(Clone, Debug)]
+pub struct RateLimiter {
+    store: Arc<MemoryStore>,
+    /// The limits, at least one.
+    first: KnownRule,
+    more: Arc<[KnownRule]>,
+    plans: Arc<HashMap<String, RateLimiter>>,
+}
+
+/// A call that may not proceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub struct Refused {
+    /// What the limits said.
+    pub outcome: Outcome,
+    /// Which of several limits makes the call wait longest, counted from 0.
+    pub limit: usize,
+}
+
+impl Refused {
+    /// When the same call would pass; `None` if it never will, because it costs more than the whole quota.
+    ///
+    /// ```
+    /// use tollgate::{ManualClock, RateLimiter};
+    /// use std::time::Duration;
+    ///
+    /// let limiter = RateLimiter::per_second(1).clock(ManualClock::default()).build();
+    /// assert!(limiter.check("bob").is_ok());
+    /// assert_eq!(limiter.check("bob").unwrap_err().retry_after(), Some(Duration::from_secs(1)));
+    /// assert_eq!(limiter.check_n("bob", 2).unwrap_err().retry_after(), None);
+    /// ```
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.outcome.retry_after.map(Duration::from)
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.retry_after() {
+            Some(wait) => write!(f, "refused by the limit: retry in {wait:?}"),
+            None => f.write_str("refused by the limit for good: the call costs more than the whole quota"),
+        }
+    }
+}
+
+/// Builds a [`RateLimiter`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct RateLimiterBuilder {
+    quota: Quota,
+    more: Vec<Quota>,
+    plans: Vec<(String, Vec<Quota>)>,
+    name: Option<String>,
+    store: Result<Arc<MemoryStore>, MemoryStoreBuilder>,
+}
+
+impl RateLimiter {
+    /// `count` calls per second and key, in bursts of as many unless [`burst`](RateLimiterBuilder::burst)
+    /// says otherwise.
+    pub fn per_second(count: u64) -> RateLimiterBuilder {
+        Self::builder(Quota::per_second(count))
+    }
+
+    /// `count` calls per minute and key.
+    pub fn per_minute(count: u64) -> RateLimiterBuilder {
+        Self::builder(Quota::per_minute(count))
+    }
+
+    /// `count` calls per hour and key.
+    pub fn per_hour(count: u64) -> RateLimiterBuilder {
+        Self::builder(Quota::per_hour(count))
+    }
+
+    /// `count` calls per `period` and key.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter; use std::time::Duration;
+    /// let limiter = RateLimiter::per(3, Duration::from_millis(200)).build();
+    /// # assert!(limiter.check("x").is_ok());
+    /// ```
+    pub fn per(count: u64, period: Duration) -> RateLimiterBuilder {
+        Self::builder(Quota::per(count, period))
+    }
+
+    /// A limiter for any quota.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let login = RateLimiter::builder(Quota::per_minute(5).sliding_log()).build();
+    /// # assert!(login.check("alice").is_ok());
+    /// ```
+    pub fn builder(quota: Quota) -> RateLimiterBuilder {
+        RateLimiterBuilder {
+            quota,
+            more: Vec::new(),
+            plans: Vec::new(),
+            name: None,
+            store: Err(MemoryStore::builder()),
+        }
+    }
+
+    /// Decides a call of cost 1, and charges it if it may proceed.
+    #[inline]
+    pub fn check(&self, key: impl Key) -> Result<Outcome, Refused> {
+        self.check_n(key, 1)
+    }
+
+    /// Decides a call of cost `n`. Cost 0 looks without taking; a cost above the whole quota is refused for
+    /// good.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(10).build();
+    /// assert_eq!(limiter.check_n("batch", 8).unwrap().remaining, 2);
+    /// assert!(limiter.check_n("batch", 3).is_err());
+    /// ```
+    #[inline]
+    pub fn check_n(&self, key: impl Key, n: u64) -> Result<Outcome, Refused> {
+        key.with(|key| self.charge(key, n, None))
+    }
+
+    /// As [`check`](Self::check), at a time of the caller's own. Time that goes back counts as standing still.
+    ///
+    /// ```
+    /// # use tollgate::{RateLimiter, Timestamp};
+    /// let limiter = RateLimiter::per_second(1).build();
+    /// assert!(limiter.check_at("bob", Timestamp::from_secs(7)).is_ok());
+    /// assert!(limiter.check_at("bob", Timestamp::from_secs(7)).is_err());
+    /// assert!(limiter.check_at("bob", Timestamp::from_secs(8)).is_ok());
+    /// ```
+    #[inline]
+    pub fn check_at(&self, key: impl Key, now: Timestamp) -> Result<Outcome, Refused> {
+        self.check_n_at(key, 1, now)
+    }
+
+    /// As [`check_n`](Self::check_n), at a time of the caller's own.
+    #[inline]
+    pub fn check_n_at(&self, key: impl Key, n: u64, now: Timestamp) -> Result<Outcome, Refused> {
+        key.with(|key| self.charge(key, n, Some(now)))
+    }
+
+    /// What a call of cost `n` would be told, without taking anything: `remaining` is what is there now.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(10).build();
+    /// assert_eq!(limiter.peek("alice", 1).unwrap().remaining, 10);
+    /// ```
+    pub fn peek(&self, key: impl Key, n: u64) -> Result<Outcome, Refused> {
+        key.with(|key| self.decide(Op::Estimate, key, n, None))
+    }
+
+    /// As [`peek`](Self::peek), at a time of the caller's own.
+    pub fn peek_at(&self, key: impl Key, n: u64, now: Timestamp) -> Result<Outcome, Refused> {
+        key.with(|key| self.decide(Op::Estimate, key, n, Some(now)))
+    }
+
+    /// Gives back `n` of what a call took, for a call that turned out cheaper. Never above the quota.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_hour(100).build();
+    /// limiter.check_n("query", 60).unwrap();
+    /// assert_eq!(limiter.refund("query", 50).remaining, 90);
+    /// ```
+    pub fn refund(&self, key: impl Key, n: u64) -> Outcome {
+        self.refund_at(key, n, None)
+    }
+
+    /// As [`refund`](Self::refund), at a time of the caller's own if there is one.
+    pub fn refund_at(&self, key: impl Key, n: u64, now: Option<Timestamp>) -> Outcome {
+        key.with(|key| match self.decide(Op::Refund, key, n, now) {
+            Ok(outcome) | Err(Refused { outcome, .. }) => outcome,
+        })
+    }
+
+    /// Forgets what a key has used: it starts afresh, under every plan.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_hour(1).build();
+    /// limiter.check("alice").unwrap();
+    /// limiter.reset("alice");
+    /// assert!(limiter.check("alice").is_ok());
+    /// ```
+    pub fn reset(&self, key: impl Key) {
+        key.with(|key| {
+            for rule in self.rules() {
+                // Only an unknown rule can fail, and these are the store's own.
+                let _ = self.store.forget(rule, key);
+            }
+        });
+    }
+
+    /// Decides the same call for many keys. Far faster than one by one once there are more keys than fit in the
+    /// processor's caches, because the waits for memory overlap.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(1).build();
+    /// let mut passed = Vec::new();
+    /// limiter.check_many(&["a", "b", "a"], |key, outcome| passed.push((*key, outcome.allowed)));
+    /// assert_eq!(passed, [("a", true), ("b", true), ("a", false)]);
+    /// ```
+    pub fn check_many<'k, K: Key>(&self, keys: &'k [K], mut each: impl FnMut(&'k K, Outcome)) {
+        if self.more.is_empty() && self.store.decide_many(self.first.rule, keys, 1, None, &mut each).is_ok() {
+            return;
+        }
+        for key in keys {
+            match self.check(key) {
+                Ok(outcome) | Err(Refused { outcome, .. }) => each(key, outcome),
+            }
+        }
+    }
+
+    /// The limiter of a plan: the same keys, another quota. A key that moves to another plan keeps what it
+    /// has used.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let limiter = RateLimiter::per_second(50)
+    ///     .plan("standard", Quota::per_second(500))
+    ///     .plan("pro", Quota::per_second(1000))
+    ///     .build();
+    /// assert_eq!(limiter.plan("pro").unwrap().check("alice").unwrap().remaining, 999);
+    /// assert!(limiter.plan("gold").is_none());
+    /// ```
+    pub fn plan(&self, name: &str) -> Option<&Self> {
+        self.plans.get(name)
+    }
+
+    /// The limiter of a plan, or this one if there is no such plan.
+    pub fn plan_or_default(&self, name: &str) -> &Self {
+        self.plan(name).unwrap_or(self)
+    }
+
+    /// Changes the first limit, for all keys and at once. What was used stays used.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let limiter = RateLimiter::per_hour(10).build();
+    /// limiter.check_n("alice", 10).unwrap();
+    /// limiter.set_quota(Quota::per_hour(15))?;
+    /// assert_eq!(limiter.peek("alice", 1).unwrap().remaining, 5);
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
+    pub fn set_quota(&self, quota: Quota) -> Result<(), LimitError> {
+        let limit = quota.limit()?;
+        // Only an unknown rule can fail, and this is the store's own.
+        let _ = self.store.redefine(self.first.rule, limit, None);
+        Ok(())
+    }
+
+    /// The store that keeps the states.
+    pub fn store(&self) -> &Arc<MemoryStore> {
+        &self.store
+    }
+
+    fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
+        std::iter::once(&self.first).chain(self.more.iter()).map(|known| known.rule)
+    }
+
+    #[inline(always)]
+    fn charge(&self, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
+        if self.more.is_empty()
+            && let Some((bucket, weighed)) = self.store.charge_bucket(&self.first, key, n, at)
+        {
+            return bucket.answer(weighed).map_err(|outcome| Refused { outcome, limit: 0 });
+        }
+        self.charge_slowly(key, n, at)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn charge_slowly(&self, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
+        if !self.more.is_empty() {
+            return self.decide_all(Op::Charge, key, n, at);
+        }
+        let charged = self.store.charge_one(self.first.rule, key, n, at);
+        let outcome = charged.unwrap_or_else(|_| self.store.fail_open());
+        if outcome.allowed { Ok(outcome) } else { Err(Refused { outcome, limit: 0 }) }
+    }
+
+    fn decide(&self, op: Op, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
+        if !self.more.is_empty() {
+            return self.decide_all(op, key, n, at);
+        }
+        let charge = Charge { rule: self.first.rule, key, ask: Ask::from(n) };
+        let outcome = self.store.decide(op, charge, at).unwrap_or_else(|_| self.store.fail_open());
+        if outcome.allowed { Ok(outcome) } else { Err(Refused { outcome, limit: 0 }) }
+    }
+
+    fn decide_all(&self, op: Op, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
+        let charges: Vec<_> = self.rules().map(|rule| Charge { rule, key, ask: Ask::from(n) }).collect();
+        let one_by_one = || {
+            let outcomes = charges.iter().map(|charge| self.store.decide(op, *charge, at));
+            outcomes.collect::<Result<Vec<Outcome>, StoreError>>().map(Verdict::of)
+        };
+        let verdict = if op == Op::Charge { self.store.decide_all(&charges, at) } else { one_by_one() };
+        let Ok(verdict) = verdict else {
+            return Ok(self.store.fail_open());
+        };
+        let longest = verdict.refused_by().max_by_key(|&limit| {
+            verdict.outcomes.get(limit).map(|outcome| (outcome.retry_after.is_none(), outcome.retry_after))
+        });
+        let outcome = Outcome {
+            allowed: verdict.allowed,
+            remaining: verdict.remaining,
+            retry_after: verdict.retry_after,
+            reset_after: verdict.reset_after,
+            delay: verdict.delay,
+        };
+        match longest {
+            None => Ok(outcome),
+            Some(limit) => Err(Refused { outcome, limit }),
+        }
+    }
+}
+
+impl RateLimiterBuilder {
+    /// How much may be taken at once; see [`Quota::burst`].
+    pub fn burst(mut self, burst: u64) -> Self {
+        self.quota = self.quota.burst(burst);
+        self
+    }
+
+    /// A further limit that holds at the same time: a call passes if all of them let it, and is charged to all
+    /// or to none.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let limiter = RateLimiter::per_second(10).and(Quota::per_hour(1000)).build();
+    /// # assert!(limiter.check("alice").is_ok());
+    /// ```
+    pub fn and(mut self, quota: Quota) -> Self {
+        self.more.push(quota);
+        self
+    }
+
+    /// Another quota for keys of a plan; see [`RateLimiter::plan`].
+    pub fn plan(self, name: impl Into<String>, quota: Quota) -> Self {
+        self.plan_of(name, [quota])
+    }
+
+    /// Several limits for keys of a plan.
+    pub fn plan_of(mut self, name: impl Into<String>, quotas: impl IntoIterator<Item = Quota>) -> Self {
+        self.plans.push((name.into(), quotas.into_iter().collect()));
+        self
+    }
+
+    /// Limiters of the same name in the same store share what a key has used. Without a name, a limiter is
+    /// on its own.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Keeps its states in a store that others use too.
+    pub fn store(mut self, store: &Arc<MemoryStore>) -> Self {
+        self.store = Ok(Arc::clone(store));
+        self
+    }
+
+    /// Settings for a store of its own, in place of the usual ones.
+    ///
+    /// ```
+    /// # use tollgate::{MemoryStore, RateLimiter};
+    /// let store = MemoryStore::builder().expected_keys(10_000).exact_keys();
+    /// let limiter = RateLimiter::per_second(5).own_store(store).build();
+    /// # assert!(limiter.check("alice").is_ok());
+    /// ```
+    pub fn own_store(mut self, store: MemoryStoreBuilder) -> Self {
+        self.store = Err(store);
+        self
+    }
+
+    /// Another clock than the system's, for a store of its own.
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.store = self.store.map_err(|store| store.clock(clock));
+        self
+    }
+
+    /// The limiter.
+    ///
+    /// # Panics
+    ///
+    /// If a quota cannot work, with the field, the value and what would be right. For quotas from outside the
+    /// program there is [`try_build`](Self::try_build).
+    #[allow(clippy::panic, reason = "quotas written in the program; try_build is for all others")]
+    pub fn build(self) -> RateLimiter {
+        match self.try_build() {
+            Ok(limiter) => limiter,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The limiter, or what is wrong with a quota.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let error = RateLimiter::per_second(10).burst(0).try_build().unwrap_err();
+    /// assert_eq!(error.to_string(), "burst is 0: it must be from 1 to 46116860184");
+    /// ```
+    pub fn try_build(self) -> Result<RateLimiter, LimitError> {
+        static UNNAMED: AtomicU64 = AtomicU64::new(0);
+        let limits = |quotas: &[Quota]| quotas.iter().map(Quota::limit).collect::<Result<Vec<Limit>, _>>();
+        let first = self.quota.limit()?;
+        let more = limits(&self.more)?;
+        let mut plans = Vec::with_capacity(self.plans.len());
+        for (name, quotas) in self.plans {
+            match limits(&quotas)?.split_first() {
+                Some((first, more)) => plans.push((name, *first, more.to_vec())),
+                None => {
+                    let allowed = "given at least one quota".to_owned();
+                    return Err(LimitError { field: "plan", value: name, allowed });
+                }
+            }
+        }
+        let store = self.store.unwrap_or_else(|store| {
+            let of_plans = plans.iter().flat_map(|(_, first, more)| std::iter::once(first).chain(more));
+            let all = std::iter::once(&first).chain(&more).chain(of_plans);
+            let (logs, small): (Vec<&Limit>, Vec<&Limit>) =
+                all.partition(|limit| matches!(limit, Limit::Log(_)));
+            // All for the table, all for the maps, or half of each.
+            let share = match (logs.len(), small.len()) {
+                (0, _) => 100,
+                (_, 0) => 0,
+                _ => 50,
+            };
+            Arc::new(store.table_share_or(share).build())
+        });
+        let name =
+            self.name.unwrap_or_else(|| format!("limiter {}", UNNAMED.fetch_add(1, Ordering::Relaxed)));
+        // Limits in the same position of different plans share what a key has used.
+        let define = |position: usize, limit: Limit| store.define_known(&format!("{name}/{position}"), limit);
+        let limiter = |first: Limit, more: Vec<Limit>, plans| RateLimiter {
+            store: Arc::clone(&store),
+            first: define(0, first),
+            more: more.into_iter().enumerate().map(|(index, limit)| define(index + 1, limit)).collect(),
+            plans,
+        };
+        let plans = plans.into_iter().map(|(name, first, more)| (name, limiter(first, more, Arc::default())));
+        let plans = Arc::new(plans.collect());
+        Ok(limiter(first, more, plans))
+    }
+}

@@ -1,0 +1,178 @@
+//! The worker utilization load shedder: samples of utilization in, one decision per request out.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use foldhash::quality::RandomState;
+use parking_lot::Mutex;
+use thiserror::Error;
+use tollgate_core::worker::{Fraction, Pressure, Worker, WorkerSettings};
+use tollgate_core::{LimitError, Timestamp};
+
+use crate::clock::{AnyClock, Clock};
+
+/// Sheds load, class by class, while this box is in trouble.
+///
+/// Feed it the utilization on a timer, every few seconds; ask it for every request.
+///
+/// ```
+/// use tollgate::{ManualClock, WorkerShedder};
+/// use std::time::Duration;
+///
+/// let clock = ManualClock::default();
+/// let shedder = WorkerShedder::builder(["test", "get", "post"]).clock(clock.clone()).build()?;
+/// let get = shedder.class("get").unwrap();
+///
+/// for _ in 0..=68 {
+///     shedder.record_percent(100); // full overload: 28 s of grace, then 40 s for each class
+///     clock.advance(Duration::from_secs(1));
+/// }
+/// assert!(shedder.admit(shedder.class("test").unwrap()).is_err());
+/// assert!(shedder.admit(get).is_ok());
+/// # Ok::<_, tollgate::LimitError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct WorkerShedder {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    worker: Worker,
+    classes: Vec<String>,
+    clock: AnyClock,
+    pressure: Mutex<Pressure>,
+    /// The amount of `pressure`, for requests: they read and do not wait.
+    amount: AtomicI64,
+    draws: AtomicU64,
+    random: RandomState,
+}
+
+/// How important a request is: 0 is shed first. Beyond the classes that can be shed, a request never is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Class(pub u32);
+
+impl Class {
+    /// Never shed.
+    pub const CRITICAL: Self = Self(u32::MAX);
+}
+
+/// The request is shed: this box is in trouble. Answer 503 and let it come back later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("shed: this worker is overloaded and drops {}/{} of this class", drop_probability.num, drop_probability.den)]
+pub struct Shed {
+    /// The share of the class that is dropped at this moment.
+    pub drop_probability: Fraction,
+}
+
+/// Builds a [`WorkerShedder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct WorkerShedderBuilder {
+    settings: WorkerSettings,
+    classes: Vec<String>,
+    clock: AnyClock,
+}
+
+impl WorkerShedder {
+    /// A shedder for `classes`, least important first; whatever is not among them is never shed.
+    pub fn builder<S: Into<String>>(classes: impl IntoIterator<Item = S>) -> WorkerShedderBuilder {
+        WorkerShedderBuilder {
+            settings: WorkerSettings::default(),
+            classes: classes.into_iter().map(Into::into).collect(),
+            clock: AnyClock::default(),
+        }
+    }
+
+    /// The class of this name.
+    pub fn class(&self, name: &str) -> Option<Class> {
+        let rank = self.shared.classes.iter().position(|class| class == name)?;
+        u32::try_from(rank).ok().map(Class)
+    }
+
+    /// Takes a sample of the utilization, in percent.
+    pub fn record_percent(&self, percent: u64) {
+        self.record_ppm(percent.saturating_mul(10_000), None);
+    }
+
+    /// Takes a sample in parts per million, now or at a time of the caller's own.
+    pub fn record_ppm(&self, utilization_ppm: u64, at: Option<Timestamp>) {
+        let shared = &*self.shared;
+        let mut pressure = shared.pressure.lock();
+        let now = at.unwrap_or_else(|| shared.clock.now());
+        *pressure = shared.worker.sample(*pressure, now, utilization_ppm);
+        shared.amount.store(pressure.amount(), Ordering::Release);
+    }
+
+    /// Whether a request of a class may proceed.
+    pub fn admit(&self, class: Class) -> Result<(), Shed> {
+        let shared = &*self.shared;
+        if shared.amount.load(Ordering::Acquire) <= 0 {
+            return Ok(());
+        }
+        let draw = shared.random.hash_one(shared.draws.fetch_add(1, Ordering::Relaxed));
+        self.admit_with(class, (draw >> 32) as u32)
+    }
+
+    /// As [`admit`](Self::admit), with the caller's own draw from all 32-bit numbers.
+    pub fn admit_with(&self, class: Class, draw: u32) -> Result<(), Shed> {
+        let pressure = self.pressure();
+        match self.shared.worker.sheds(pressure, class.0, draw) {
+            true => Err(Shed { drop_probability: self.drop_probability(class) }),
+            false => Ok(()),
+        }
+    }
+
+    /// How much is shed, of everything; below zero while there is grace left.
+    ///
+    /// ```
+    /// # use tollgate::WorkerShedder;
+    /// let shedder = WorkerShedder::builder(["test", "get", "post"]).build()?;
+    /// assert!(shedder.amount().num < 0);
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
+    pub fn amount(&self) -> Fraction {
+        self.shared.worker.amount(self.pressure())
+    }
+
+    /// The share of a class that is dropped at this moment.
+    pub fn drop_probability(&self, class: Class) -> Fraction {
+        self.shared.worker.drop_probability(self.pressure(), class.0)
+    }
+
+    fn pressure(&self) -> Pressure {
+        self.shared.worker.pressure(self.shared.amount.load(Ordering::Acquire))
+    }
+}
+
+impl WorkerShedderBuilder {
+    /// Other thresholds and times than 70 %, 80 %, 28 s and 120 s. The number of classes is that of the builder.
+    pub fn settings(mut self, settings: WorkerSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Another clock than the system's.
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = AnyClock::Other(Arc::new(clock));
+        self
+    }
+
+    /// The shedder, or what is wrong with its settings.
+    pub fn build(self) -> Result<WorkerShedder, LimitError> {
+        let classes = u32::try_from(self.classes.len()).unwrap_or(u32::MAX);
+        let worker = Worker::new(WorkerSettings { classes, ..self.settings })?;
+        let pressure = worker.at_rest();
+        let shared = Shared {
+            worker,
+            classes: self.classes,
+            clock: self.clock,
+            amount: AtomicI64::new(pressure.amount()),
+            pressure: Mutex::new(pressure),
+            draws: AtomicU64::new(0),
+            random: RandomState::default(),
+        };
+        Ok(WorkerShedder { shared: Arc::new(shared) })
+    }
+}

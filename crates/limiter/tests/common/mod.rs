@@ -1,0 +1,386 @@
+//! What the tests of the store share: limits of every kind in three numbers, what each kind promises, and the
+//! sequential model that the store must equal.
+
+#![allow(dead_code)] // every test binary uses a part of this
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use tollgate::core::concurrency::{InProgress, LeaseId};
+use tollgate::core::fixed_window::WindowStart;
+use tollgate::core::key::{KeyRef, Kind as KeyKind};
+use tollgate::core::limit::{Ask, Op, State};
+use tollgate::core::log::{Log as LogLimit, SubWindows as Parts};
+use tollgate::core::store::{Charge, Rule, StoreError};
+use tollgate::{FleetMode, Limit, MemoryStore, Nanos, Outcome, Quota, Timestamp};
+
+pub(crate) const SECOND: u64 = 1_000_000_000;
+pub(crate) const HOUR: u64 = 3600 * SECOND;
+pub(crate) const YEAR: u64 = 365 * 24 * HOUR;
+/// A day in 2023, so that tests also run where clocks are.
+pub(crate) const TODAY: u64 = 1_700_000_000 * SECOND;
+
+/// Failures are kept beside the test that found them, in `<test>.regressions`, and belong in the repository.
+/// `PROPTEST_CASES` asks for another number of cases.
+pub(crate) fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases: std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases),
+        max_shrink_iters: 200_000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    }
+}
+
+/// Every kind of limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Bucket,
+    Queue,
+    Interval,
+    Aligned,
+    Anchored,
+    TwoWindows,
+    Log,
+    SpacedLog,
+    CountingLog,
+    SubWindows,
+    Concurrency,
+    Leases,
+    Fleet,
+}
+
+use Kind::*;
+
+/// Kinds whose state is one word.
+pub(crate) const WORDS: [Kind; 6] = [Bucket, Queue, Interval, Aligned, Anchored, TwoWindows];
+/// Kinds that limit a rate.
+pub(crate) const RATES: [Kind; 10] =
+    [Bucket, Queue, Interval, Aligned, Anchored, TwoWindows, Log, SpacedLog, CountingLog, SubWindows];
+/// Kinds that count requests in progress.
+pub(crate) const HOLDS: [Kind; 3] = [Concurrency, Leases, Fleet];
+
+impl Kind {
+    /// The kinds of the same algorithm: with other parameters, states keep their meaning.
+    pub(crate) fn relatives(self) -> &'static [Kind] {
+        match self {
+            Bucket | Queue => &[Bucket, Queue],
+            Interval => &[Interval],
+            Aligned | Anchored => &[Aligned, Anchored],
+            TwoWindows => &[TwoWindows],
+            Log | SpacedLog | CountingLog | SubWindows => &[Log, SpacedLog, CountingLog, SubWindows],
+            Concurrency => &[Concurrency],
+            Leases => &[Leases],
+            Fleet => &[Fleet],
+        }
+    }
+
+    pub(crate) fn is_word(self) -> bool {
+        WORDS.contains(&self)
+    }
+}
+
+/// A limit in three numbers, whose meaning depends on the kind: `capacity` units at once, `count` of them per
+/// `span` nanoseconds where that is another number, else some further parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spec {
+    pub(crate) kind: Kind,
+    pub(crate) capacity: u64,
+    pub(crate) count: u64,
+    pub(crate) span: u64,
+}
+
+impl Spec {
+    pub(crate) const fn new(kind: Kind, capacity: u64, count: u64, span: u64) -> Self {
+        Self { kind, capacity, count, span }
+    }
+
+    pub(crate) fn limit(&self) -> Limit {
+        let Self { capacity, count, span, .. } = *self;
+        let period = Nanos::new(span);
+        let limit = match self.kind {
+            Bucket => Limit::token_bucket(capacity, count, period),
+            Queue => Limit::leaky_queue(capacity - 1, count, period, count % capacity),
+            Interval => Limit::interval_bucket(capacity, count, period),
+            Aligned => Limit::fixed_window(
+                capacity,
+                period,
+                WindowStart::Aligned { offset: Nanos::new(count % span) },
+            ),
+            Anchored => Limit::fixed_window(capacity, period, WindowStart::FirstCall),
+            TwoWindows => Limit::sliding_window(capacity, period),
+            Log => Limit::sliding_log(capacity, period),
+            SpacedLog => LogLimit::new(capacity, period)
+                .and_then(|log| log.min_difference(Nanos::new(span / (count + 1))))
+                .map(Limit::Log),
+            CountingLog => LogLimit::new(capacity, period).map(|log| Limit::Log(log.count_rejected(true))),
+            SubWindows => Limit::sub_windows(capacity, Nanos::new(span * count), count, Parts::NPlusOne),
+            Concurrency => Limit::concurrency(capacity),
+            Leases => Limit::leases(capacity, period),
+            Fleet if count % 2 == 0 => Limit::fleet(capacity, (1, count + 1), FleetMode::Total, period),
+            Fleet => Limit::fleet(capacity, (1, count + 1), FleetMode::Allocation, period),
+        };
+        limit.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The same limit as a quota, for the kinds that a quota can say.
+    pub(crate) fn quota(&self) -> Quota {
+        let Self { capacity, count, span, .. } = *self;
+        let of = |count, span| Quota::per(count, std::time::Duration::from_nanos(span));
+        match self.kind {
+            Bucket => of(count, span).burst(capacity),
+            Queue => of(count, span).burst(capacity - 1).leaky_queue(count % capacity),
+            Interval => of(count, span).burst(capacity).in_batches(),
+            Aligned => of(capacity, span).fixed_window(),
+            Anchored => of(capacity, span).anchored_window(),
+            TwoWindows => of(capacity, span).sliding_window(),
+            Log => of(capacity, span).sliding_log(),
+            SpacedLog => of(capacity, span)
+                .sliding_log()
+                .min_difference(std::time::Duration::from_nanos(span / (count + 1))),
+            CountingLog => of(capacity, span).sliding_log_counting_refused(),
+            SubWindows => of(capacity, span * count).sub_windows(count),
+            Concurrency | Leases | Fleet => panic!("{self:?} is no quota"),
+        }
+    }
+
+    /// The most that may be admitted from an instant to another one `length` later, both included.
+    pub(crate) fn bound(&self, length: u64) -> u64 {
+        let Self { capacity, count, span, .. } = *self;
+        // How many windows that follow each other without a gap can be touched.
+        let touched = |window: u64| length.div_ceil(window) + 1;
+        match self.kind {
+            Bucket | Queue => capacity + (u128::from(count) * u128::from(length) / u128::from(span)) as u64,
+            Interval => capacity + count * length.div_ceil(span),
+            Aligned | Anchored => capacity * touched(span),
+            TwoWindows if length < span => (2 * capacity - 1).max(1),
+            TwoWindows => capacity * touched(span),
+            Log | SpacedLog | CountingLog => capacity * (length + 1).div_ceil(span),
+            SubWindows => capacity * touched(span).div_ceil(count + 1),
+            Concurrency | Leases | Fleet => panic!("{self:?} has no rate"),
+        }
+    }
+
+    /// The longest it can take from exhausted to fresh.
+    pub(crate) fn refill(&self) -> u64 {
+        match self.kind {
+            Bucket | Queue => {
+                (u128::from(self.capacity) * u128::from(self.span)).div_ceil(u128::from(self.count)) as u64
+            }
+            Interval => self.capacity.div_ceil(self.count) * self.span,
+            TwoWindows => 2 * self.span,
+            SubWindows => self.span * (self.count + 1),
+            _ => self.span,
+        }
+    }
+
+    /// Whether a key that has used more can never be let in earlier for it. A window that begins with the first
+    /// call can: an earlier call opens and so ends it earlier.
+    pub(crate) fn is_monotone(&self) -> bool {
+        self.kind != Anchored && self.kind != CountingLog && self.kind != SpacedLog
+    }
+}
+
+/// A limit of one of these kinds whose times are multiples of `unit`.
+pub(crate) fn spec_of(kinds: &[Kind], unit: u64) -> impl Strategy<Value = Spec> + use<> {
+    let count = prop_oneof![4 => 1..=6_u64, 1 => prop::sample::select(vec![7, 12, 333])];
+    (prop::sample::select(kinds.to_vec()), prop_oneof![3 => 1..=12_u64, 1 => Just(100)], count, 1..=60_u64)
+        .prop_map(move |(kind, capacity, count, span)| Spec::new(kind, capacity, count, span * unit))
+}
+
+/// Nanoseconds, or times as people say them.
+pub(crate) fn any_unit() -> impl Strategy<Value = u64> {
+    prop::sample::select(vec![1, 1_000_003, SECOND])
+}
+
+/// At the beginning of time, and today.
+pub(crate) fn any_start() -> impl Strategy<Value = u64> {
+    prop_oneof![0..100_u64, TODAY..TODAY + HOUR]
+}
+
+/// What a call takes, in terms of the limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cost {
+    Units(u64),
+    Capacity,
+    TooMuch,
+    Huge,
+}
+
+impl Cost {
+    pub(crate) fn of(self, limit: &Limit) -> u64 {
+        match self {
+            Self::Units(units) => units,
+            Self::Capacity => limit.capacity(),
+            Self::TooMuch => limit.capacity() + 1,
+            Self::Huge => u64::MAX,
+        }
+    }
+}
+
+pub(crate) fn any_cost() -> impl Strategy<Value = Cost> {
+    prop_oneof![
+        12 => (0..=4_u64).prop_map(Cost::Units),
+        3 => Just(Cost::Capacity),
+        1 => Just(Cost::TooMuch),
+        1 => Just(Cost::Huge),
+    ]
+}
+
+/// Names of keys: empty, odd and ordinary ones.
+pub(crate) const KEYS: [&str; 6] = ["alice", "bob", "", "a:b", "\0", "10.0.0.1"];
+
+/// The key of a text.
+pub(crate) fn key(name: &str) -> KeyRef<'_> {
+    KeyRef { kind: KeyKind::Bytes, bytes: name.as_bytes() }
+}
+
+pub(crate) fn ask(cost: u64, lease: u128, critical: bool) -> Ask {
+    Ask { cost, lease: LeaseId(lease), critical }
+}
+
+pub(crate) fn at(nanos: u64) -> Timestamp {
+    Timestamp::from_nanos(nanos)
+}
+
+/// One operation on a store, for those who bring their own time.
+pub(crate) fn decide(
+    store: &MemoryStore,
+    op: Op,
+    rule: Rule,
+    name: &str,
+    ask: Ask,
+    now: Option<u64>,
+) -> Result<Outcome, StoreError> {
+    let charge = Charge { rule, key: key(name), ask };
+    store.decide(op, charge, now.map(at))
+}
+
+/// A charge that the store can decide.
+pub(crate) fn charge(store: &MemoryStore, rule: Rule, name: &str, cost: u64, now: u64) -> Outcome {
+    match decide(store, Op::Charge, rule, name, Ask::from(cost), Some(now)) {
+        Ok(outcome) => outcome,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// What a store must do, without its cleverness: a map of states over the pure functions.
+///
+/// A key that is idle may be remembered or not. That makes no difference but for an interval bucket, which
+/// keeps its beat while it is remembered. So the model keeps every state that the store may be in and drops
+/// those that an outcome contradicts.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    rules: Vec<(usize, Limit)>,
+    keys: HashMap<(usize, String), Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    rule: usize,
+    states: Vec<State>,
+}
+
+impl Model {
+    /// A rule of a family; its number.
+    pub(crate) fn define(&mut self, family: usize, limit: Limit) -> usize {
+        self.rules.push((family, limit));
+        self.rules.len() - 1
+    }
+
+    pub(crate) fn limit(&self, rule: usize) -> Limit {
+        self.rules[rule].1
+    }
+
+    pub(crate) fn redefine(&mut self, rule: usize, limit: Limit, now: u64) {
+        let old = std::mem::replace(&mut self.rules[rule].1, limit);
+        if old == limit {
+            return;
+        }
+        for known in self.keys.values_mut().filter(|known| known.rule == rule) {
+            for state in &mut known.states {
+                *state = limit.convert(&old, state, at(now));
+            }
+        }
+    }
+
+    pub(crate) fn forget(&mut self, rule: usize, name: &str) {
+        self.keys.remove(&(self.rules[rule].0, name.to_owned()));
+    }
+
+    /// The states in which a key may be under a rule, before anything else is done to it.
+    fn states(&mut self, rule: usize, name: &str, now: u64) -> &mut Vec<State> {
+        let (family, limit) = self.rules[rule];
+        let known = self
+            .keys
+            .entry((family, name.to_owned()))
+            .or_insert_with(|| Known { rule, states: vec![limit.fresh()] });
+        let old = self.rules[known.rule].1;
+        let keeps_a_beat = matches!(old, Limit::IntervalBucket(_));
+        let may_be_forgotten = known.states.iter().any(|state| old.is_idle(state, at(now)));
+        if keeps_a_beat && may_be_forgotten && !known.states.contains(&old.fresh()) {
+            known.states.push(old.fresh());
+        }
+        if known.rule != rule {
+            for state in &mut known.states {
+                *state = limit.convert(&old, state, at(now));
+            }
+            known.rule = rule;
+        }
+        &mut known.states
+    }
+
+    /// Does `op` and compares with what the store answered. On success the model has gone the same way.
+    pub(crate) fn step(
+        &mut self,
+        op: Op,
+        rule: usize,
+        name: &str,
+        ask: Ask,
+        now: u64,
+        seen: Outcome,
+    ) -> Result<(), TestCaseError> {
+        let limit = self.rules[rule].1;
+        let states = self.states(rule, name, now);
+        let mut expected = Vec::new();
+        states.retain_mut(|state| {
+            let outcome = limit.apply(op, state, at(now), ask, at(now));
+            expected.push(outcome);
+            outcome == seen
+        });
+        states.dedup();
+        prop_assert!(
+            !states.is_empty(),
+            "{op:?} {ask:?} of {name:?} at {now} under rule {rule} {limit:?}\n   store: {seen:?}\n   model: {expected:?}"
+        );
+        Ok(())
+    }
+
+    pub(crate) fn in_progress(&mut self, rule: usize, name: &str, now: u64) -> InProgress {
+        let limit = self.rules[rule].1;
+        let states = self.states(rule, name, now);
+        limit.in_progress(&states[0], at(now))
+    }
+}
+
+/// Admitted calls of one key, and the check that no interval holds more than its limit promises.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Admitted(pub(crate) Vec<(u64, u64)>);
+
+impl Admitted {
+    pub(crate) fn push(&mut self, now: u64, cost: u64) {
+        self.0.push((now, cost));
+    }
+
+    pub(crate) fn check(&self, spec: &Spec) -> Result<(), TestCaseError> {
+        for (i, (first, _)) in self.0.iter().enumerate() {
+            let mut sum = 0;
+            for (last, cost) in &self.0[i..] {
+                sum += cost;
+                let bound = spec.bound(last - first);
+                prop_assert!(sum <= bound, "{spec:?}: {sum} from {first} to {last}, more than {bound}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Installs the tools that `make test` needs and that are not there yet. Says nothing when
+# all of them are. Without cargo-nextest there is no test run; the other two are optional:
+# `make test` skips their steps, and says so, where they cannot be installed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { echo "setup: $*"; }
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Quiet while it works; the end of the log when it does not: COMMAND...
+quietly() {
+  local log
+  log=$(mktemp)
+  if "$@" >"$log" 2>&1 </dev/null; then
+    rm -f "$log"
+  else
+    tail -n 30 "$log" >&2
+    rm -f "$log"
+    return 1
+  fi
+}
+
+as_root() {
+  if [[ $(id -u) -eq 0 ]]; then "$@"; else sudo -n "$@"; fi
+}
+
+# A cargo subcommand: NAME WHY [INSTALL OPTION...]
+cargo_tool() {
+  local name=$1 why=$2
+  shift 2
+  # Asked through cargo, which also finds what is not on PATH.
+  cargo "$name" --version >/dev/null 2>&1 && return
+  say "installing cargo-$name, $why (built from source: minutes)"
+  # Unoptimised and without debug information: builds in under half the time, and costs
+  # about a second in use.
+  CARGO_PROFILE_DEV_DEBUG=0 quietly cargo install --debug --locked "cargo-$name" "$@"
+}
+
+valgrind_tool() {
+  have valgrind && return
+  if ! have apt-get || { [[ $(id -u) -ne 0 ]] && ! sudo -n true 2>/dev/null; }; then
+    say "valgrind is missing and cannot be installed from here (no apt-get, or not root): the instruction counts will be skipped"
+    return
+  fi
+  say "installing valgrind, which counts the instructions of a decision"
+  # The package lists may be old or absent: refresh them only when needed.
+  quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends valgrind 2>/dev/null ||
+    { quietly as_root apt-get update -qq &&
+      quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends valgrind; } ||
+    say "could not install valgrind (see above): the instruction counts will be skipped"
+}
+
+# Without self-update, which would bring in a TLS stack.
+cargo_tool nextest "which runs the tests" --no-default-features --features default-no-update || {
+  say "could not install cargo-nextest (see above), and the tests need it" >&2
+  exit 1
+}
+cargo_tool deny "which checks licences and sources of dependencies" ||
+  say "could not install cargo-deny (see above): the dependency check will be skipped"
+valgrind_tool
