@@ -37,28 +37,25 @@ pub struct Debt {
 impl Bucket {
     /// A bucket of `capacity` tokens that regains `count` tokens per `period`.
     pub fn new(capacity: u64, count: u64, period: Nanos) -> Result<Self, LimitError> {
+        let (leak, token) = Self::units(count, period)?;
+        let capacity = within("burst", capacity, 1, MAX_PRODUCT / token)?;
+        Ok(Self { capacity, token, leak, full: capacity * token, undelayed: u64::MAX })
+    }
+
+    /// Units paid back per nanosecond, and units of a token.
+    fn units(count: u64, period: Nanos) -> Result<(u64, u64), LimitError> {
         let count = within("rate", count, 1, MAX_PRODUCT)?;
         let period = within("period", period.as_u64(), 1, MAX_PRODUCT)?;
         let divisor = gcd(count, period);
-        let (leak, token) = (count / divisor, period / divisor);
-        let capacity = within("burst", capacity, 1, MAX_PRODUCT / token)?;
-        Ok(Self { capacity, token, leak, full: capacity * token, undelayed: u64::MAX })
+        Ok((count / divisor, period / divisor))
     }
 
     /// A queue that lets `count` calls per `period` leave one by one, with room for `queue` that wait, of
     /// which the first `undelayed` do not have to.
     pub fn queue(queue: u64, count: u64, period: Nanos, undelayed: u64) -> Result<Self, LimitError> {
-        let queue = within("queue", queue, 0, MAX_PRODUCT - 1)?;
-        let mut bucket = Self::new(queue + 1, count, period).map_err(|mut error| {
-            if error.field == "burst" {
-                let divisor = gcd(count.max(1), period.as_u64().max(1));
-                let most = (MAX_PRODUCT / (period.as_u64() / divisor)).saturating_sub(1);
-                error.field = "queue";
-                error.value = queue.to_string();
-                error.allowed = format!("from 0 to {most}");
-            }
-            error
-        })?;
+        let (_, token) = Self::units(count, period)?;
+        let queue = within("queue", queue, 0, (MAX_PRODUCT / token).saturating_sub(1))?;
+        let mut bucket = Self::new(queue + 1, count, period)?;
         bucket.undelayed = within("undelayed", undelayed, 0, queue)? * bucket.token;
         Ok(bucket)
     }
@@ -81,11 +78,34 @@ impl Bucket {
         (self.full - owed).checked_div(self.token).unwrap_or(0)
     }
 
+    /// Whether its words count whole nanoseconds from the origin, so that [`weigh_word`](Self::weigh_word) and
+    /// [`word_after`](Self::word_after) hold.
+    #[inline]
+    pub fn is_whole(&self, base: Timestamp) -> bool {
+        self.leak == 1 && base == Timestamp::ZERO
+    }
+
+    /// As [`weigh`](Self::weigh), straight from the word of a bucket that counts whole nanoseconds.
+    #[inline]
+    pub fn weigh_word(&self, word: u64, now: Timestamp, cost: u64) -> Weighed {
+        self.weigh_owed(word.saturating_sub(now.as_nanos()).min(self.full), cost)
+    }
+
+    /// The word after what was weighed at `now` was taken, of a bucket that counts whole nanoseconds.
+    #[inline]
+    pub fn word_after(&self, now: Timestamp, weighed: Weighed) -> u64 {
+        now.as_nanos().saturating_add(weighed.debt)
+    }
+
     /// Puts `cost` on top of what is owed at `now`. Nothing is decided for good before it is stored: this is
     /// all that has to be done again when another thread was faster.
     #[inline]
     pub fn weigh(&self, state: &Debt, now: Timestamp, cost: u64) -> Weighed {
-        let owed = self.owed(state, now);
+        self.weigh_owed(self.owed(state, now), cost)
+    }
+
+    #[inline]
+    fn weigh_owed(&self, owed: u64, cost: u64) -> Weighed {
         let debt = if cost <= self.capacity { owed + cost * self.token } else { u64::MAX };
         Weighed { owed, debt }
     }
@@ -201,7 +221,9 @@ impl Packed for Bucket {
 
     #[inline]
     fn pack(&self, base: Timestamp, state: Debt) -> u64 {
-        state.at.since(base).as_u64().saturating_mul(self.leak).saturating_add(state.units)
+        let after = state.at.since(base).as_u64().saturating_mul(self.leak);
+        let before = base.since(state.at).as_u64().saturating_mul(self.leak);
+        after.saturating_add(state.units).saturating_sub(before)
     }
 
     #[inline]

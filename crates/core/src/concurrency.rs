@@ -228,6 +228,11 @@ impl LeaseSet {
         self.reset_after(now) == 0
     }
 
+    /// Gives back memory that is no longer needed.
+    pub fn shrink(&mut self) {
+        self.held.shrink_to_fit();
+    }
+
     /// Bytes on the heap, roughly: two indexes with their overhead.
     pub fn heap_bytes(&self) -> usize {
         self.held.allocation_size() + self.by_expiry.len() * 48

@@ -170,6 +170,17 @@ impl Algorithm for FixedWindow {
         }
     }
 
+    fn inherit(&self, level: &Window, now: Timestamp) -> Window {
+        let window = self.current(level, now.as_nanos().max(level.start));
+        match self.start {
+            // Its window begins with its own first call, not with somebody else's.
+            WindowStart::FirstCall if window.used > 0 => {
+                Window { start: now.as_nanos().max(window.start), ..window }
+            }
+            _ => *level,
+        }
+    }
+
     fn convert(&self, old: &Self, state: &Window, changed: Timestamp) -> Window {
         let changed = changed.as_nanos().max(state.start);
         let live = old.current(state, changed);
@@ -189,13 +200,14 @@ impl Packed for FixedWindow {
         let numbers = (u64::MAX >> self.count_bits()).saturating_sub(1);
         match self.start {
             WindowStart::Aligned { .. } => numbers.saturating_mul(self.window),
-            WindowStart::FirstCall => numbers,
+            WindowStart::FirstCall => numbers.saturating_sub(self.window),
         }
     }
 
     fn base(&self, now: Timestamp) -> Timestamp {
         match self.start {
-            WindowStart::FirstCall => now,
+            // Windows that are open at `now` began later than this.
+            WindowStart::FirstCall => Timestamp::from_nanos(now.as_nanos().saturating_sub(self.window)),
             WindowStart::Aligned { offset } => Timestamp::from_nanos(self.aligned(offset, now.as_nanos())),
         }
     }
@@ -203,6 +215,9 @@ impl Packed for FixedWindow {
     #[inline]
     fn pack(&self, base: Timestamp, state: Window) -> u64 {
         let base = base.as_nanos();
+        if state.start < base {
+            return 0;
+        }
         let number = match self.start {
             WindowStart::FirstCall => state.start.saturating_sub(base),
             WindowStart::Aligned { offset } => {

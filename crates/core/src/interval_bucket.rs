@@ -124,6 +124,15 @@ impl Algorithm for IntervalBucket {
         Batch { used: used_a.max(used_b), beat: Some(beat_a.max(beat_b)) }
     }
 
+    fn inherit(&self, level: &Batch, now: Timestamp) -> Batch {
+        let now = Self::clamp(level, now);
+        match self.current(level, now) {
+            (0, _) => Batch::default(),
+            // Its first call sets its beat, not somebody else's.
+            (used, _) => Batch { used, beat: Some(now) },
+        }
+    }
+
     fn convert(&self, old: &Self, state: &Batch, changed: Timestamp) -> Batch {
         let Some(_) = state.beat else {
             return Batch::default();
@@ -136,26 +145,32 @@ impl Algorithm for IntervalBucket {
     }
 }
 
-/// The word is the beat since the base, and the use in the low bits. Only charged keys have a word.
+/// The word is one more than the beat since the base, and the use in the low bits. A word of 0 has no beat.
 impl Packed for IntervalBucket {
     fn span(&self) -> u64 {
-        u64::MAX >> self.count_bits()
+        (u64::MAX >> self.count_bits()).saturating_sub(1).saturating_sub(self.period)
     }
 
     fn base(&self, now: Timestamp) -> Timestamp {
-        now
+        // The last beat of anybody lies less than a period back.
+        Timestamp::from_nanos(now.as_nanos().saturating_sub(self.period))
     }
 
     #[inline]
     fn pack(&self, base: Timestamp, state: Batch) -> u64 {
-        let beat = state.beat.unwrap_or(0).saturating_sub(base.as_nanos());
-        beat << self.count_bits() | state.used.min(self.capacity)
+        let Some(beat) = state.beat else { return 0 };
+        // A beat from before the base goes on from there.
+        let (used, beat) = match beat < base.as_nanos() {
+            true => self.current(&state, base.as_nanos().saturating_add(self.period - 1)),
+            false => (state.used, beat),
+        };
+        (beat.saturating_sub(base.as_nanos()) + 1) << self.count_bits() | used.min(self.capacity)
     }
 
     #[inline]
     fn unpack(&self, base: Timestamp, word: u64) -> Batch {
         let count = (1 << self.count_bits()) - 1;
-        let beat = (word >> self.count_bits()).saturating_add(base.as_nanos());
-        Batch { used: word & count, beat: Some(beat) }
+        let beat = (word >> self.count_bits()).checked_sub(1);
+        Batch { used: word & count, beat: beat.map(|beat| beat.saturating_add(base.as_nanos())) }
     }
 }

@@ -214,6 +214,31 @@ impl Limit {
         }
     }
 
+    /// What a charge would be answered, without touching the state; nothing for a state of another algorithm.
+    pub fn estimate(&self, state: &State, now: Timestamp, ask: Ask) -> Option<Outcome> {
+        Some(match (self, state) {
+            (Self::Bucket(a), State::Debt(s)) => a.estimate(s, now, ask.cost),
+            (Self::FixedWindow(a), State::Window(s)) => a.estimate(s, now, ask.cost),
+            (Self::SlidingWindow(a), State::TwoWindows(s)) => a.estimate(s, now, ask.cost),
+            (Self::IntervalBucket(a), State::Batch(s)) => a.estimate(s, now, ask.cost),
+            (Self::Log(a), State::Entries(s)) => a.estimate(s, now, ask.cost),
+            (Self::Concurrency(a), State::InFlight(s)) => a.estimate(s, now, ask.cost),
+            (Self::Leases(a), State::LeaseSet(s)) => a.estimate(s, now, ask.lease, ask.cost),
+            (Self::Fleet(a), State::LeaseSet(s)) => a.estimate(s, now, ask.lease, ask.cost, ask.critical),
+            _ => return None,
+        })
+    }
+
+    /// Whether a lease is held.
+    pub fn holds(&self, state: &State, lease: LeaseId, now: Timestamp) -> bool {
+        matches!(state, State::LeaseSet(set) if set.is_live(lease, now))
+    }
+
+    /// Whether refused calls count too.
+    pub fn counts_refused(&self) -> bool {
+        matches!(self, Self::Log(log) if log.counts_rejected())
+    }
+
     /// Whether the state is worth no more than a fresh one.
     pub fn is_idle(&self, state: &State, now: Timestamp) -> bool {
         match (self, state) {
@@ -259,6 +284,16 @@ impl Limit {
             (Self::IntervalBucket(l), State::Batch(a), State::Batch(b)) => State::Batch(l.join(a, b, now)),
             (Self::Log(l), State::Entries(a), State::Entries(b)) => State::Entries(l.join(a, b, now)),
             _ => a.clone(),
+        }
+    }
+
+    /// The state of a newcomer that takes over a level left by others.
+    pub fn inherit(&self, level: &State, now: Timestamp) -> State {
+        match (self, level) {
+            (Self::FixedWindow(l), State::Window(s)) => State::Window(l.inherit(s, now)),
+            (Self::IntervalBucket(l), State::Batch(s)) => State::Batch(l.inherit(s, now)),
+            // The others have no phase of their own.
+            _ => level.clone(),
         }
     }
 
@@ -310,8 +345,10 @@ impl Limit {
 impl State {
     /// Gives back memory that is no longer needed.
     pub fn shrink(&mut self) {
-        if let Self::Entries(s) = self {
-            s.shrink();
+        match self {
+            Self::Entries(s) => s.shrink(),
+            Self::LeaseSet(s) => s.shrink(),
+            _ => {}
         }
     }
 

@@ -85,6 +85,11 @@ impl Log {
         self
     }
 
+    /// Whether refused calls count too.
+    pub fn counts_rejected(&self) -> bool {
+        self.count_rejected
+    }
+
     /// `now`, but never before the newest entry.
     fn clamp(state: &Entries, now: Timestamp) -> u64 {
         now.as_nanos().max(state.list.back().map_or(0, |entry| entry.at))

@@ -32,9 +32,11 @@ use crate::quota::Quota;
 pub struct RateLimiter {
     store: Arc<MemoryStore>,
     /// The limits, at least one.
-    first: KnownRule,
+    first: Arc<KnownRule>,
     more: Arc<[KnownRule]>,
     plans: Arc<HashMap<String, RateLimiter>>,
+    /// A rule of every family that the limiter and its plans use.
+    families: Arc<[Rule]>,
 }
 
 /// A call that may not proceed.
@@ -129,7 +131,7 @@ impl RateLimiter {
     }
 
     /// Decides a call of cost 1, and charges it if it may proceed.
-    #[inline]
+    #[inline(always)]
     pub fn check(&self, key: impl Key) -> Result<Outcome, Refused> {
         self.check_n(key, 1)
     }
@@ -143,7 +145,7 @@ impl RateLimiter {
     /// assert_eq!(limiter.check_n("batch", 8).unwrap().remaining, 2);
     /// assert!(limiter.check_n("batch", 3).is_err());
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn check_n(&self, key: impl Key, n: u64) -> Result<Outcome, Refused> {
         key.with(|key| self.charge(key, n, None))
     }
@@ -157,13 +159,13 @@ impl RateLimiter {
     /// assert!(limiter.check_at("bob", Timestamp::from_secs(7)).is_err());
     /// assert!(limiter.check_at("bob", Timestamp::from_secs(8)).is_ok());
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn check_at(&self, key: impl Key, now: Timestamp) -> Result<Outcome, Refused> {
         self.check_n_at(key, 1, now)
     }
 
     /// As [`check_n`](Self::check_n), at a time of the caller's own.
-    #[inline]
+    #[inline(always)]
     pub fn check_n_at(&self, key: impl Key, n: u64, now: Timestamp) -> Result<Outcome, Refused> {
         key.with(|key| self.charge(key, n, Some(now)))
     }
@@ -214,7 +216,7 @@ impl RateLimiter {
     /// ```
     pub fn reset(&self, key: impl Key) {
         key.with(|key| {
-            for rule in self.rules() {
+            for &rule in self.families.iter() {
                 // Only an unknown rule can fail, and these are the store's own.
                 let _ = self.store.forget(rule, key);
             }
@@ -232,7 +234,11 @@ impl RateLimiter {
     /// assert_eq!(passed, [("a", true), ("b", true), ("a", false)]);
     /// ```
     pub fn check_many<'k, K: Key>(&self, keys: &'k [K], mut each: impl FnMut(&'k K, Outcome)) {
-        if self.more.is_empty() && self.store.decide_many(self.first.rule, keys, 1, None, &mut each).is_ok() {
+        if self.more.is_empty() {
+            let each =
+                |key, outcome: Result<_, _>| each(key, outcome.unwrap_or_else(|_| self.store.fail_open()));
+            // Only an unknown rule can fail as a whole, and this is the store's own.
+            let _ = self.store.decide_many(self.first.rule, keys, 1, None, each);
             return;
         }
         for key in keys {
@@ -286,7 +292,7 @@ impl RateLimiter {
     }
 
     fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
-        std::iter::once(&self.first).chain(self.more.iter()).map(|known| known.rule)
+        std::iter::once(&*self.first).chain(self.more.iter()).map(|known| known.rule)
     }
 
     #[inline(always)]
@@ -305,7 +311,7 @@ impl RateLimiter {
         if !self.more.is_empty() {
             return self.decide_all(Op::Charge, key, n, at);
         }
-        let charged = self.store.charge_one(self.first.rule, key, n, at);
+        let charged = self.store.charge_one(&self.first, key, n, at);
         let outcome = charged.unwrap_or_else(|_| self.store.fail_open());
         if outcome.allowed { Ok(outcome) } else { Err(Refused { outcome, limit: 0 }) }
     }
@@ -450,9 +456,9 @@ impl RateLimiterBuilder {
             let all = std::iter::once(&first).chain(&more).chain(of_plans);
             let (logs, small): (Vec<&Limit>, Vec<&Limit>) =
                 all.partition(|limit| matches!(limit, Limit::Log(_)));
-            // All for the table, all for the maps, or half of each.
+            // Nearly all for the table, all for the maps, or half of each. A quota may become a log later.
             let share = match (logs.len(), small.len()) {
-                (0, _) => 100,
+                (0, _) => 90,
                 (_, 0) => 0,
                 _ => 50,
             };
@@ -462,14 +468,25 @@ impl RateLimiterBuilder {
             self.name.unwrap_or_else(|| format!("limiter {}", UNNAMED.fetch_add(1, Ordering::Relaxed)));
         // Limits in the same position of different plans share what a key has used.
         let define = |position: usize, limit: Limit| store.define_known(&format!("{name}/{position}"), limit);
+        let all = std::iter::once((&first, &more)).chain(plans.iter().map(|(_, first, more)| (first, more)));
+        let longest = all.max_by_key(|(_, more)| more.len());
+        let families: Arc<[Rule]> = longest
+            .into_iter()
+            .flat_map(|(first, more)| std::iter::once(first).chain(more))
+            .enumerate()
+            .map(|(position, limit)| define(position, *limit).rule)
+            .collect();
         let limiter = |first: Limit, more: Vec<Limit>, plans| RateLimiter {
             store: Arc::clone(&store),
-            first: define(0, first),
+            first: Arc::new(define(0, first)),
             more: more.into_iter().enumerate().map(|(index, limit)| define(index + 1, limit)).collect(),
             plans,
+            families: Arc::clone(&families),
         };
-        let plans = plans.into_iter().map(|(name, first, more)| (name, limiter(first, more, Arc::default())));
-        let plans = Arc::new(plans.collect());
-        Ok(limiter(first, more, plans))
+        let named = plans
+            .iter()
+            .map(|(name, first, more)| (name.clone(), limiter(*first, more.clone(), Arc::default())));
+        let named = Arc::new(named.collect());
+        Ok(limiter(first, more.clone(), named))
     }
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use common::*;
 use proptest::prelude::*;
-use proptest::sample::Index;
 use tollgate::core::limit::Op;
 use tollgate::core::store::Rule;
 use tollgate::{ManualClock, MemoryStore, MemoryStoreBuilder, Outcome, RateLimiter, Refused};
@@ -20,8 +19,8 @@ struct World {
     unit: u64,
     start: u64,
     /// The plans of each family.
-    families: Vec<Vec<Spec>>,
-    steps: Vec<Step>,
+    families: Vec<Line<Vec<Spec>>>,
+    steps: Vec<Line<Step>>,
     exact: bool,
     /// Whether the store reads a clock or is told the time.
     by_clock: bool,
@@ -32,10 +31,10 @@ enum Step {
     /// So many quarters of a unit, and up to a nanosecond more or less.
     Wait(u64, i64),
     /// The caller's time goes back: for the store it stands still.
-    StepBack(u64),
+    Back(u64),
     Do {
         op: Op,
-        rule: Index,
+        rule: usize,
         key: usize,
         cost: Cost,
         lease: u128,
@@ -43,16 +42,16 @@ enum Step {
     },
     /// The same charge for all keys at once.
     Many {
-        rule: Index,
+        rule: usize,
         cost: Cost,
     },
     Forget {
-        rule: Index,
+        rule: usize,
         key: usize,
     },
     Redefine {
-        rule: Index,
-        specs: Vec<Spec>,
+        rule: usize,
+        spec: Spec,
     },
 }
 
@@ -66,19 +65,18 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn step(unit: u64, kinds: &'static [Kind]) -> impl Strategy<Value = Step> {
-    let operation = (any_op(), any::<Index>(), 0..KEYS.len(), any_cost(), 0..3_u128, any::<bool>())
+fn step(unit: u64, kinds: &'static [Kind]) -> impl Strategy<Value = Line<Step>> {
+    let operation = (any_op(), 0..9_usize, 0..KEYS.len(), any_cost(), 0..3_u128, any::<bool>())
         .prop_map(|(op, rule, key, cost, lease, critical)| Step::Do { op, rule, key, cost, lease, critical });
-    // One candidate for every algorithm: the step takes the one that its rule can become.
-    let specs: Vec<_> = kinds.iter().map(|kind| spec_of(&[*kind], unit).boxed()).collect();
     prop_oneof![
         8 => (0..=40_u64, -1..=1_i64).prop_map(|(quarters, more)| Step::Wait(quarters, more)),
-        1 => (0..=40_u64).prop_map(Step::StepBack),
+        1 => (0..=40_u64).prop_map(Step::Back),
         24 => operation,
-        1 => (any::<Index>(), any_cost()).prop_map(|(rule, cost)| Step::Many { rule, cost }),
-        1 => (any::<Index>(), 0..KEYS.len()).prop_map(|(rule, key)| Step::Forget { rule, key }),
-        2 => (any::<Index>(), specs).prop_map(|(rule, specs)| Step::Redefine { rule, specs }),
+        1 => (0..9_usize, any_cost()).prop_map(|(rule, cost)| Step::Many { rule, cost }),
+        1 => (0..9_usize, 0..KEYS.len()).prop_map(|(rule, key)| Step::Forget { rule, key }),
+        2 => (0..9_usize, spec_of(kinds, unit)).prop_map(|(rule, spec)| Step::Redefine { rule, spec }),
     ]
+    .prop_map(Line)
 }
 
 /// Worlds of these kinds; in each family either all plans are of one algorithm, or of any.
@@ -86,7 +84,7 @@ fn world(kinds: &'static [Kind], mixed: bool) -> impl Strategy<Value = World> {
     let family = move |unit: u64| {
         prop::sample::select(kinds).prop_flat_map(move |kind| {
             let plans = if mixed { kinds } else { kind.relatives() };
-            prop::collection::vec(spec_of(plans, unit), 1..=3)
+            prop::collection::vec(spec_of(plans, unit), 1..=3).prop_map(Line)
         })
     };
     any_unit().prop_flat_map(move |unit| {
@@ -118,7 +116,7 @@ fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut kinds = Vec::new();
     for (family, plans) in world.families.iter().enumerate() {
-        for spec in plans {
+        for spec in &plans.0 {
             let rule = store.define(&format!("family {family}"), spec.limit());
             if !rules.contains(&rule) {
                 prop_assert_eq!(model.define(family, spec.limit()), rules.len());
@@ -127,18 +125,22 @@ fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {
             }
         }
     }
-    let (mut told, mut now) = (world.start, world.start);
+    // The store knows only what it was told.
+    let (mut told, mut now) = (world.start, if world.by_clock { world.start } else { 0 });
     for step in &world.steps {
         let time = (!world.by_clock).then_some(told);
-        match step {
+        if matches!(step.0, Step::Do { .. } | Step::Many { .. } | Step::Redefine { .. }) {
+            now = now.max(told);
+        }
+        match &step.0 {
             Step::Wait(quarters, more) => {
                 told = (told + quarters * world.unit / 4).saturating_add_signed(*more).max(told);
-                now = now.max(told);
-                clock.set(at(now));
+                clock.set(at(told));
             }
-            Step::StepBack(quarters) => told = told.saturating_sub(quarters * world.unit / 4),
+            Step::Back(_) if world.by_clock => {}
+            Step::Back(quarters) => told = told.saturating_sub(quarters * world.unit / 4),
             Step::Do { op, rule, key, cost, lease, critical } => {
-                let rule = rule.index(rules.len());
+                let rule = rule % rules.len();
                 let ask = ask(cost.of(&model.limit(rule)), *lease, *critical);
                 let seen = decide(&store, *op, rules[rule], KEYS[*key], ask, time);
                 model.step(*op, rule, KEYS[*key], ask, now, seen.unwrap())?;
@@ -146,10 +148,11 @@ fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {
                 prop_assert_eq!(held.unwrap(), model.in_progress(rule, KEYS[*key], now));
             }
             Step::Many { rule, cost } => {
-                let rule = rule.index(rules.len());
+                let rule = rule % rules.len();
                 let cost = cost.of(&model.limit(rule));
                 let mut outcomes: Vec<(&str, Outcome)> = Vec::new();
-                let each = |key: &&'static str, outcome| outcomes.push((*key, outcome));
+                let each =
+                    |key: &&'static str, outcome: Result<Outcome, _>| outcomes.push((*key, outcome.unwrap()));
                 store.decide_many(rules[rule], &KEYS, cost, time.map(at), each).unwrap();
                 prop_assert_eq!(outcomes.len(), KEYS.len());
                 for (key, outcome) in outcomes {
@@ -157,14 +160,17 @@ fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {
                 }
             }
             Step::Forget { rule, key } => {
-                let rule = rule.index(rules.len());
+                let rule = rule % rules.len();
                 store.forget(rules[rule], common::key(KEYS[*key])).unwrap();
                 model.forget(rule, KEYS[*key]);
             }
-            Step::Redefine { rule, specs } => {
-                let rule = rule.index(rules.len());
-                let fits = |spec: &&Spec| mixed || kinds[rule].relatives().contains(&spec.kind);
-                let spec = specs.iter().rfind(fits).expect("there is one of each kind");
+            Step::Redefine { rule, spec } => {
+                let rule = rule % rules.len();
+                let mut spec = *spec;
+                if !mixed {
+                    let relatives = kinds[rule].relatives();
+                    spec.kind = relatives[spec.count as usize % relatives.len()];
+                }
                 store.redefine(rules[rule], spec.limit(), time.map(at)).unwrap();
                 prop_assert_eq!(store.limit(rules[rule]), Some(spec.limit()));
                 model.redefine(rule, spec.limit(), now);
@@ -208,7 +214,7 @@ enum Call {
     SetQuota { plan: usize, spec: Spec },
 }
 
-fn call(unit: u64, kinds: &'static [Kind]) -> impl Strategy<Value = Call> {
+fn call(unit: u64, kinds: &'static [Kind]) -> impl Strategy<Value = Line<Call>> {
     let (plan, key) = (0..3_usize, 0..KEYS.len());
     prop_oneof![
         8 => (0..=40_u64, -1..=1_i64).prop_map(|(quarters, more)| Call::Wait(quarters, more)),
@@ -220,9 +226,10 @@ fn call(unit: u64, kinds: &'static [Kind]) -> impl Strategy<Value = Call> {
         1 => (plan.clone(), key).prop_map(|(plan, key)| Call::Reset { plan, key }),
         1 => (plan, spec_of(kinds, unit)).prop_map(|(plan, spec)| Call::SetQuota { plan, spec }),
     ]
+    .prop_map(Line)
 }
 
-type Limiters = (u64, u64, [Spec; 3], Vec<Call>, bool);
+type Limiters = (u64, u64, [Spec; 3], Vec<Line<Call>>, bool);
 
 fn limiters() -> impl Strategy<Value = Limiters> {
     (any_unit(), prop::sample::select(&RATES[..])).prop_flat_map(|(unit, kind)| {
@@ -270,7 +277,7 @@ proptest! {
         }
         let mut now = start;
         for call in calls {
-            match call {
+            match call.0 {
                 Call::Wait(quarters, more) => {
                     now = (now + quarters * unit / 4).saturating_add_signed(more).max(now);
                     clock.set(at(now));

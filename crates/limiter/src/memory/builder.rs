@@ -39,6 +39,9 @@ impl Default for MemoryStoreBuilder {
 /// Below this a store cannot hold anything worth holding.
 const MIN_BYTES: usize = 4096;
 
+/// What the maps get in any case: a limit may change into one whose states live there.
+const MIN_MAP_BYTES: usize = 2048;
+
 impl MemoryStoreBuilder {
     /// The ceiling, in bytes: no number of keys makes the store larger. 64 MiB unless said otherwise, at least
     /// 4 KiB.
@@ -52,7 +55,7 @@ impl MemoryStoreBuilder {
 
     /// A ceiling that holds `keys` keys in use under one small limit, with few evictions.
     pub fn expected_keys(self, keys: usize) -> Self {
-        self.max_bytes(keys.saturating_mul(26).saturating_add(16 * 1024)).table_share(100)
+        self.max_bytes(keys.saturating_mul(29).saturating_add(16 * 1024)).table_share(90)
     }
 
     /// How many percent of the ceiling are for small states (buckets, windows); the rest is for logs and
@@ -93,7 +96,8 @@ impl MemoryStoreBuilder {
         let share = if self.exact { 0 } else { self.table_share.unwrap_or(75) };
         let floor_bytes = self.max_bytes / 64;
         let rest = self.max_bytes - floor_bytes;
-        let table = Table::with_bytes(rest / 100 * usize::from(share));
+        let for_table = (rest / 100 * usize::from(share)).min(rest - MIN_MAP_BYTES);
+        let table = Table::with_bytes(for_table);
         let maps = rest.saturating_sub(table.bytes());
         MemoryStore {
             rules: Rules::with_floor_bytes(floor_bytes),

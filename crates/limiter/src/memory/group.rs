@@ -2,7 +2,7 @@
 
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
-use tollgate_core::limit::{Ask, Op};
+use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::{Charge, StoreError};
 use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
 
@@ -65,10 +65,17 @@ impl MemoryStore {
             }
             return Ok(Some(Verdict::of(outcomes)));
         }
-        for (done, (target, ask)) in targets.iter().enumerate() {
+        // A lease that was held before must not be given back with what this call takes.
+        let held: SmallVec<[bool; 4]> =
+            targets.iter().map(|(target, ask)| self.is_held(*target, *ask, now, &mut locked)).collect();
+        // Words first: another call may take them at any moment. What lives in the maps is locked.
+        let mut order: SmallVec<[usize; 4]> = (0..targets.len()).collect();
+        order.sort_by_key(|&index| targets.get(index).is_none_or(|(target, _)| !target.record.in_table));
+        for (done, &index) in order.iter().enumerate() {
+            let Some((target, ask)) = targets.get(index) else { continue };
             let call = Call { op: Op::Charge, ask: *ask, now, taken: now };
             let outcome = self.decide_locked(*target, call, &mut locked);
-            if let (Ok(outcome), Some(place)) = (&outcome, outcomes.get_mut(done)) {
+            if let (Ok(outcome), Some(place)) = (&outcome, outcomes.get_mut(index)) {
                 *place = *outcome;
                 if outcome.allowed {
                     continue;
@@ -76,18 +83,28 @@ impl MemoryStore {
             }
             // Another call took what was there a moment ago: what this one has taken goes back.
             let later = self.latest_seen(at).max(now);
-            for (target, ask) in targets.iter().take(done) {
+            let taken = order.iter().take(done).filter(|&&taken| held.get(taken) != Some(&true));
+            for (target, ask) in taken.filter_map(|&taken| targets.get(taken)) {
                 let undo = Call { op: Op::Undo, ask: *ask, now: later, taken: now };
                 let _ = self.decide_locked(*target, undo, &mut locked)?;
             }
             let refused = outcome?;
             outcomes = self.estimate_all(targets, now, &mut locked)?;
-            if let Some(place) = outcomes.get_mut(done) {
+            if let Some(place) = outcomes.get_mut(index) {
                 *place = refused;
             }
             break;
         }
         Ok(Some(Verdict::of(outcomes)))
+    }
+
+    fn is_held(&self, target: Target<'_>, ask: Ask, now: Timestamp, locked: &mut Locked<'_>) -> bool {
+        let limit = &target.record.limit;
+        let holds = |state: &State| limit.holds(state, ask.lease, now);
+        matches!(limit, Limit::Leases(_) | Limit::Fleet(_))
+            && locked
+                .get(self.shards.index(target.hash))
+                .is_some_and(|shard| self.shards.with_state(shard, target, holds) == Some(true))
     }
 
     pub(super) fn estimate_all(
@@ -135,7 +152,7 @@ type Targets<'a> = SmallVec<[(Target<'a>, Ask); 4]>;
 fn merged<'a>(targets: &[(Target<'a>, Ask)]) -> Targets<'a> {
     let mut merged = Targets::new();
     for (target, ask) in targets {
-        match merged.iter_mut().find(|(other, _)| other.is_same(target)) {
+        match merged.iter_mut().find(|(other, sum)| is_same((other, sum), (target, ask))) {
             Some((_, sum)) => sum.cost = sum.cost.saturating_add(ask.cost),
             None => merged.push((*target, *ask)),
         }
@@ -149,10 +166,16 @@ fn spread(targets: &[(Target<'_>, Ask)], verdict: Verdict) -> Verdict {
         return verdict;
     }
     let merged = merged(targets);
-    let find = |target: &Target<'_>| merged.iter().position(|(other, _)| other.is_same(target));
-    let outcomes = targets
-        .iter()
-        .filter_map(|(target, _)| find(target).and_then(|index| verdict.outcomes.get(index).copied()))
-        .collect();
+    let outcomes = targets.iter().filter_map(|(target, ask)| {
+        let index = merged.iter().position(|(other, sum)| is_same((other, sum), (target, ask)))?;
+        verdict.outcomes.get(index).copied()
+    });
+    let outcomes = outcomes.collect();
     Verdict { outcomes, ..verdict }
+}
+
+/// Whether two charges are of the same key under the same rule, and of the same lease where there are leases.
+fn is_same(a: (&Target<'_>, &Ask), b: (&Target<'_>, &Ask)) -> bool {
+    let leased = matches!(a.0.record.limit, Limit::Leases(_) | Limit::Fleet(_));
+    a.0.rule == b.0.rule && a.0.key == b.0.key && (!leased || a.1.lease == b.1.lease)
 }

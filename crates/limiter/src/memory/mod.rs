@@ -13,7 +13,7 @@ mod loom_tests;
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use foldhash::quality::SeedableRandomState;
 use tollgate_core::concurrency::InProgress;
@@ -25,8 +25,8 @@ use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
 pub use self::builder::MemoryStoreBuilder;
 use self::rules::{JudgeAt, Record, Rules};
 use self::shards::{Call, Shards, Target};
-use self::table::{Table, Tag};
-use crate::clock::AnyClock;
+use self::table::Table;
+use crate::clock::{AnyClock, SystemClock};
 
 /// Keeps the states of all limits of all keys of this process. Share it by reference or in an [`Arc`].
 ///
@@ -95,10 +95,12 @@ pub struct Stats {
 }
 
 /// A rule with its record at hand.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct KnownRule {
     pub(crate) rule: Rule,
     record: Arc<Record>,
+    /// The number of the record that has taken its place, if one has.
+    moved: AtomicU32,
 }
 
 /// A key that holds something, as its permit remembers it.
@@ -132,11 +134,11 @@ impl MemoryStore {
     /// As [`define`](Self::define), for those who will use the rule often.
     pub(crate) fn define_known(&self, family: &str, limit: Limit) -> KnownRule {
         let (rule, record) = self.rules.define(family, limit, self.tables, |name| self.hash.hash_one(name));
-        KnownRule { rule, record }
+        KnownRule { rule, record, moved: AtomicU32::new(0) }
     }
 
     /// From now on the rule means another limit. What was used under the old one stays used; each key is
-    /// converted when it is next seen.
+    /// converted when it is next seen. A change leaves some 200 bytes behind, beside the ceiling.
     pub fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         self.rules.get(rule.0).ok_or(StoreError::UnknownRule(rule))?;
         self.rules.redefine(rule.0, limit, self.time(at), self.tables);
@@ -158,12 +160,8 @@ impl MemoryStore {
         if let Some(shard) = &mut shard {
             self.shards.take(shard, target);
         }
-        let tag = Tag::new(target.hash, if record.in_table { rule } else { 0 });
-        if record.in_table {
+        for tag in self.family_in_table(place, record) {
             self.table.extract(place, tag);
-        }
-        for sibling in self.family_in_table(place, tag, record) {
-            self.table.extract(place, sibling);
         }
         Ok(())
     }
@@ -211,7 +209,7 @@ impl MemoryStore {
 
     /// How full the store is.
     pub fn stats(&self) -> Stats {
-        let (bytes, _, evictions) = self.shards.usage();
+        let (bytes, evictions) = self.shards.usage();
         Stats {
             bytes: self.table.bytes() + bytes,
             max_bytes: self.max_bytes,
@@ -223,7 +221,7 @@ impl MemoryStore {
     /// Number of keys that are not idle, each under each of its rules. Walks the whole store.
     pub fn count_keys(&self, at: Option<Timestamp>) -> usize {
         let now = self.time(at);
-        self.table.count_live(&self.judge(now)) + self.shards.usage().1
+        self.table.count_live(&self.judge(now)) + self.shards.count_live(&self.rules, now)
     }
 
     /// The time of the store's clock.
@@ -247,11 +245,15 @@ impl MemoryStore {
                 if !self.clock_used.load(Ordering::Relaxed) {
                     self.clock_used.store(true, Ordering::Relaxed);
                 }
-                self.clock.now().max(latest)
+                let now = self.clock.now();
+                if now > latest && !self.clock.is_trusted() {
+                    self.latest.fetch_max(now.as_nanos(), Ordering::AcqRel);
+                }
+                now.max(latest)
             }
             Some(at) => {
-                let clock = match self.clock_used.load(Ordering::Relaxed) {
-                    true => self.clock.latest(),
+                let clock = match self.clock.is_trusted() && self.clock_used.load(Ordering::Relaxed) {
+                    true => SystemClock::latest(),
                     false => Timestamp::ZERO,
                 };
                 let now = at.max(latest).max(clock);
@@ -263,13 +265,26 @@ impl MemoryStore {
         }
     }
 
+    /// As [`time`](Self::time), for a key that may have been charged before. Its first charge went the long way
+    /// and left word that the clock is in use.
+    #[inline]
+    fn time_soon(&self, at: Option<Timestamp>) -> Timestamp {
+        match at {
+            None if self.clock.is_trusted() => {
+                self.clock.now().max(Timestamp::from_nanos(self.latest.load(Ordering::Acquire)))
+            }
+            _ => self.time(at),
+        }
+    }
+
     /// The latest time at which anybody can have charged something that this thread has seen. A refusal at an
     /// earlier time is not final: else a burst would be cut short by the time it took to get from reading the
     /// clock to deciding.
     #[inline]
     fn latest_seen(&self, at: Option<Timestamp>) -> Timestamp {
         let latest = Timestamp::from_nanos(self.latest.load(Ordering::Acquire));
-        if at.is_some() { latest } else { latest.max(self.clock.latest()) }
+        // What other clocks have shown is kept in `latest`.
+        if at.is_some() || !self.clock.is_trusted() { latest } else { latest.max(SystemClock::latest()) }
     }
 
     #[inline]

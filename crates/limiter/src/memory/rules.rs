@@ -3,7 +3,7 @@
 //! A rule is never changed: changing a limit makes a new record in the same family and leaves a link behind.
 //! States are converted when they are next touched, so a change costs nothing at the moment it is made.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
@@ -13,7 +13,7 @@ use tollgate_core::limit::{self, State};
 use tollgate_core::store::Rule;
 use tollgate_core::{Limit, Timestamp};
 
-use super::table::{Judge, MAX_RULES, Tag, Worth};
+use super::table::{Judge, MAX_RULES, SETS, Tag, Worth};
 
 /// Words that would have to be rebased more often than this are not kept as words: one year.
 const MIN_SPAN: u64 = 365 * 24 * 3600 * 1_000_000_000;
@@ -27,14 +27,19 @@ pub(crate) struct Record {
     pub(crate) salt: u64,
     /// Whether its states are words of the table.
     pub(crate) in_table: bool,
+    /// Until here its words are those of a bucket that counts whole nanoseconds, the commonest and quickest
+    /// kind. 0 for all others.
+    pub(crate) fast_until: AtomicU64,
     /// From here on the record must be looked after before it is used: it has no base yet, its words are
     /// running out of bits, or another record has taken its place.
     valid_until: AtomicU64,
     /// What its words count from.
     base: AtomicU64,
-    /// When another record took its place.
+    /// When another record took its place; the end of time if none has.
     superseded: AtomicU64,
     successor: OnceLock<u32>,
+    /// A record further down the links, to get to the last one soon.
+    shortcut: AtomicU32,
     /// The highest states evicted, by groups of sets: newcomers start from there.
     floors: OnceLock<Box<[AtomicU64]>>,
 }
@@ -53,6 +58,7 @@ pub(crate) struct Rules {
 pub(crate) struct Family {
     /// Spreads the same key of different families over different places, and tells them apart.
     pub(crate) salt: u64,
+    /// Its rules, but for those whose successors have taken over everything.
     members: Mutex<Vec<u32>>,
     /// Whether there ever was more than one member.
     shared: AtomicBool,
@@ -85,12 +91,30 @@ impl Record {
         Timestamp::from_nanos(self.base.load(Ordering::Acquire))
     }
 
+    /// Lets words count from `now` on. To be called once, under the lock of the families.
+    fn begin(&self, now: Timestamp) {
+        let (base, span) = on_word!(self, a => (a.base(now), a.span()), else return);
+        let until = base.as_nanos().saturating_add(span);
+        self.base.store(base.as_nanos(), Ordering::Release);
+        self.valid_until.store(until, Ordering::Release);
+        if matches!(&self.limit, Limit::Bucket(bucket) if bucket.is_whole(base)) {
+            self.fast_until.store(until, Ordering::Release);
+        }
+    }
+
+    /// What was evicted under the record that came before still counts.
+    fn inherit_floors(&self, old: &Self, now: Timestamp) {
+        let Some(floors) = old.floors.get() else { return };
+        let inherit = |floor: &AtomicU64| match floor.load(Ordering::Acquire) {
+            0 => 0,
+            word => self.pack(&self.limit.convert(&old.limit, &old.unpack(word), now)),
+        };
+        let _ = self.floors.set(floors.iter().map(|floor| AtomicU64::new(inherit(floor))).collect());
+    }
+
     /// When states under this record began to count under its successor: from then on, or from now.
     pub(crate) fn changed(&self, now: Timestamp) -> Timestamp {
-        match self.superseded.load(Ordering::Acquire) {
-            0 => now,
-            at => Timestamp::from_nanos(at.min(now.as_nanos())),
-        }
+        Timestamp::from_nanos(self.superseded.load(Ordering::Acquire).min(now.as_nanos()))
     }
 
     /// Whether a key may have states under other rules of the family.
@@ -127,22 +151,17 @@ impl Record {
         floors.get(set * floors.len() / of.max(1))
     }
 
-    /// The state from which a newcomer to these sets starts: fresh, unless something was evicted from them.
+    /// What was evicted from these sets; fresh if nothing was.
     pub(crate) fn floor_state<A: Packed>(
         &self,
-        a: &A,
-        sets: [usize; 2],
+        algorithm: &A,
+        sets: [usize; SETS],
         of: usize,
         now: Timestamp,
     ) -> A::State {
-        let floor = |set| match self.floor(set, of).map(|floor| floor.load(Ordering::Acquire)) {
-            None | Some(0) => A::State::default(),
-            Some(word) => a.unpack(self.base(), word),
-        };
-        match self.floors.get() {
-            None => A::State::default(),
-            Some(_) => a.join(&floor(sets[0]), &floor(sets[1]), now),
-        }
+        let words = sets.iter().filter_map(|set| Some(self.floor(*set, of)?.load(Ordering::Acquire)));
+        let floors = words.filter(|word| *word != 0).map(|word| algorithm.unpack(self.base(), word));
+        floors.reduce(|a, b| algorithm.join(&a, &b, now)).unwrap_or_default()
     }
 
     /// Lets `step` change the floor itself; the answer is that of the step that was kept.
@@ -216,16 +235,20 @@ impl Rules {
             salt: family.salt,
             family: Arc::clone(&family),
             in_table,
+            fast_until: AtomicU64::new(0),
             valid_until: AtomicU64::new(if in_table { 0 } else { u64::MAX }),
             base: AtomicU64::new(0),
-            superseded: AtomicU64::new(0),
+            superseded: AtomicU64::new(u64::MAX),
             successor: OnceLock::new(),
+            shortcut: AtomicU32::new(0),
             floors: OnceLock::new(),
         });
         let added = self.records.push(Arc::clone(&record)) as u32;
         let mut members = family.members.lock();
+        if !members.is_empty() {
+            family.shared.store(true, Ordering::Release);
+        }
         members.push(added);
-        family.shared.store(members.len() > 1, Ordering::Release);
         (Rule(added), record)
     }
 
@@ -239,14 +262,48 @@ impl Rules {
     }
 
     /// The record at the end of a rule's links.
-    pub(crate) fn newest(&self, mut rule: u32) -> Option<(u32, &Record)> {
-        loop {
-            let record = self.get(rule)?;
-            match record.successor.get() {
-                Some(next) => rule = *next,
-                None => return Some((rule, record)),
-            }
+    pub(crate) fn newest(&self, rule: u32) -> Option<(u32, &Record)> {
+        let first = self.get(rule)?;
+        let (mut last, mut record) = (rule, first);
+        while let Some(&next) = record.successor.get() {
+            last = record.shortcut.load(Ordering::Acquire).max(next);
+            record = self.get(last)?;
         }
+        first.shortcut.store(last, Ordering::Release);
+        Some((last, record))
+    }
+
+    /// The state under rule `to` of a key that was last charged under rule `from`. It lives under each rule
+    /// that was in force since then for as long as it was.
+    pub(crate) fn carry(&self, from: u32, mut state: State, to: u32, now: Timestamp) -> State {
+        let mut rule = from;
+        while rule != to
+            && let Some(record) = self.get(rule)
+        {
+            rule = record.successor.get().copied().unwrap_or(to);
+            let Some(next) = self.get(rule) else { break };
+            state = next.limit.convert(&record.limit, &state, record.changed(now));
+        }
+        state
+    }
+
+    /// What was evicted from these sets under other rules of a rule's family, in the rule's own terms.
+    pub(crate) fn family_floor(
+        &self,
+        rule: u32,
+        record: &Record,
+        sets: [usize; SETS],
+        of: usize,
+        now: Timestamp,
+    ) -> Option<State> {
+        let members = record.family.members.lock();
+        let others = members.iter().filter(|member| **member != rule);
+        let floors = others.flat_map(|&member| sets.map(|set| (member, set))).filter_map(|(member, set)| {
+            let other = self.get(member)?;
+            let word = other.floor(set, of)?.load(Ordering::Acquire);
+            (word != 0).then(|| self.carry(member, other.unpack(word), rule, now))
+        });
+        floors.reduce(|a, b| record.limit.join(&a, &b, now))
     }
 
     fn succeed(&self, record: &Record, limit: Limit, now: Timestamp, tables: bool) {
@@ -254,10 +311,18 @@ impl Rules {
         if record.successor.get().is_some() {
             return;
         }
-        let (Rule(next), _) = self.add(limit, Arc::clone(&record.family), tables);
-        record.superseded.store(now.as_nanos().max(1), Ordering::Release);
+        let (Rule(next), heir) = self.add(limit, Arc::clone(&record.family), tables);
+        record.superseded.store(now.as_nanos(), Ordering::Release);
+        if heir.in_table {
+            heir.begin(now);
+            heir.inherit_floors(record, now);
+            let inherited =
+                |member: &u32| self.get(*member).is_some_and(|member| std::ptr::eq(member, record));
+            record.family.members.lock().retain(|member| !inherited(member));
+        }
         let _ = record.successor.set(next);
         record.valid_until.store(0, Ordering::Release);
+        record.fast_until.store(0, Ordering::Release);
     }
 
     /// The record that serves `rule` at `now`.
@@ -274,14 +339,10 @@ impl Rules {
             if !record.in_table || record.is_valid(now) {
                 return Some((rule, record));
             }
-            let (base, span) =
-                on_word!(record, a => (a.base(now), a.span()), else return Some((rule, record)));
             {
-                let _one_base = self.families.lock();
+                let _one_beginning = self.families.lock();
                 if record.valid_until.load(Ordering::Acquire) == 0 && record.successor.get().is_none() {
-                    record.base.store(base.as_nanos(), Ordering::Release);
-                    let until = base.as_nanos().saturating_add(span);
-                    record.valid_until.store(until, Ordering::Release);
+                    record.begin(now);
                     continue;
                 }
             }
@@ -309,13 +370,13 @@ impl Rules {
             return;
         };
         let state = record.unpack(word);
-        // What was charged under a rule that has changed comes back under the one in force.
-        let (_, heir) = self.newest(tag.rule()).unwrap_or((0, record));
-        let state = if std::ptr::eq(heir, record) {
-            state
-        } else {
-            heir.limit.convert(&record.limit, &state, record.changed(now))
+        // What was charged under a rule that has changed comes back under the one in force. If that one's states
+        // are no words, the floor stays where it is and is looked up as the family's.
+        let (newest, heir) = match self.newest(tag.rule()) {
+            Some((newest, heir)) if heir.in_table => (newest, heir),
+            _ => (tag.rule(), record),
         };
+        let state = self.carry(tag.rule(), state, newest, now);
         self.floors(heir, of);
         macro_rules! raise {
             ($algorithm:expr, $state:expr) => {
@@ -333,11 +394,18 @@ impl Rules {
         };
     }
 
-    /// What a word of the table is worth.
+    /// What a word of the table is worth, under the rule in force.
     pub(crate) fn worth(&self, tag: Tag, word: u64, now: Timestamp) -> Worth {
-        let Some(record) = self.get(tag.rule()) else {
-            return Worth::Idle;
-        };
+        let Some(record) = self.get(tag.rule()) else { return Worth::Idle };
+        if record.successor.get().is_some()
+            && let Some((newest, heir)) = self.newest(tag.rule())
+        {
+            let state = self.carry(tag.rule(), record.unpack(word), newest, now);
+            return match heir.limit.is_idle(&state, now) {
+                true => Worth::Idle,
+                false => Worth::Live(heir.limit.level(&state, now)),
+            };
+        }
         fn weigh<A: Packed>(algorithm: &A, base: Timestamp, word: u64, now: Timestamp) -> Worth {
             let state = algorithm.unpack(base, word);
             if limit::is_idle(algorithm, &state, now) {
@@ -347,6 +415,17 @@ impl Rules {
             }
         }
         on_word!(record, a => weigh(a, record.base(), word, now), else Worth::Idle)
+    }
+
+    /// Whether a state charged under a rule is worth nothing under the one in force.
+    pub(crate) fn is_idle(&self, rule: u32, state: &State, now: Timestamp) -> bool {
+        match (self.get(rule), self.newest(rule)) {
+            (Some(_), Some((newest, heir))) if newest != rule => {
+                heir.limit.is_idle(&self.carry(rule, state.clone(), newest, now), now)
+            }
+            (Some(record), _) => record.limit.is_idle(state, now),
+            _ => true,
+        }
     }
 }
 

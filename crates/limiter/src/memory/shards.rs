@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hashbrown::{HashMap, HashTable};
 use parking_lot::{Mutex, MutexGuard};
-use tollgate_core::key::{Key, KeyRef};
+use tollgate_core::key::{Key, KeyRef, Kind};
 use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::StoreError;
 use tollgate_core::{Outcome, Timestamp};
@@ -58,11 +58,13 @@ pub(crate) struct Target<'a> {
     pub(crate) key: KeyRef<'a>,
 }
 
-impl Target<'_> {
-    /// Whether both are the same key under the same rule.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.rule == other.rule && self.key == other.key
-    }
+/// What is kept outside of the maps of a key under other rules of its family.
+#[derive(Debug, Default)]
+pub(crate) struct Elsewhere {
+    /// Its state, which now moves here.
+    pub(crate) state: Option<State>,
+    /// What was evicted near it.
+    pub(crate) floor: Option<State>,
 }
 
 /// What is wanted of a state, and when.
@@ -78,11 +80,12 @@ pub(crate) struct Call {
 #[derive(Debug)]
 pub(crate) struct Shard {
     index: HashTable<u32>,
-    entries: Vec<Option<Entry>>,
-    free: Vec<u32>,
-    /// The highest states evicted, by rule.
-    floors: HashMap<u32, State>,
+    entries: Vec<Entry>,
+    /// The highest states evicted, by family, and the rule of each.
+    floors: HashMap<u64, (u32, State)>,
     budget: Arc<Budget>,
+    /// Bytes of the list and the index themselves, as the budget knows them.
+    own_bytes: usize,
     /// Where the next look in passing begins.
     hand: usize,
     evictions: u64,
@@ -110,12 +113,24 @@ enum Identity {
 const PASSING: usize = 2;
 const SEARCH: usize = 16;
 
-/// An entry with its place in the index and in the list.
-const ENTRY_BYTES: usize = size_of::<Option<Entry>>() + 2 * size_of::<u32>() + 2;
+/// What an allocator adds to what it is asked for, at most.
+const ALLOCATION: usize = 24;
+
+/// Bytes of a floor.
+fn floor_bytes(floor: &(u32, State)) -> usize {
+    size_of_val(floor) + size_of::<u64>() + allocated(floor.1.heap_bytes())
+}
+
+/// Bytes of an allocation of this size.
+fn allocated(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { bytes + ALLOCATION }
+}
 
 impl Shards {
-    /// Maps that hold at most `bytes`; `exact` ones keep whole keys.
+    /// Maps that take at most `bytes`; `exact` ones keep whole keys. A quarter is left to the allocator, whose free
+    /// memory is in pieces when large states follow small ones.
     pub(crate) fn with_bytes(bytes: usize, exact: bool) -> Self {
+        let bytes = bytes / 4 * 3;
         let count = (bytes >> 16).clamp(1, 64).next_power_of_two();
         let budget = Arc::new(Budget { used: AtomicUsize::new(0), ceiling: bytes });
         let shards = (0..count).map(|_| Mutex::new(Shard::new(Arc::clone(&budget))));
@@ -144,75 +159,98 @@ impl Shards {
         }
     }
 
-    /// Bytes in use, live entries and evictions so far.
-    pub(crate) fn usage(&self) -> (usize, usize, u64) {
-        let bytes = self.budget.used.load(Ordering::Relaxed);
-        self.shards.iter().fold((bytes, 0, 0), |(bytes, keys, evictions), shard| {
-            let shard = shard.lock();
-            (bytes, keys + shard.index.len(), evictions + shard.evictions)
-        })
+    /// Bytes in use, and evictions so far.
+    pub(crate) fn usage(&self) -> (usize, u64) {
+        let evictions = self.shards.iter().map(|shard| shard.lock().evictions).sum();
+        (self.budget.used.load(Ordering::Relaxed), evictions)
     }
 
-    /// Does `op` to a state, in its locked shard. `adopt` yields the state of a key that is not here but was
-    /// kept elsewhere under another rule of the family.
+    /// Number of entries that are not idle.
+    pub(crate) fn count_live(&self, rules: &Rules, now: Timestamp) -> usize {
+        self.shards.iter().map(|shard| shard.lock().count_live(rules, now)).sum()
+    }
+
+    /// Does `op` to a state, in its locked shard. `elsewhere` yields what is kept outside of the maps of a key that is
+    /// not here.
     pub(crate) fn apply(
         &self,
         shard: &mut Shard,
         rules: &Rules,
         target: Target<'_>,
         call: Call,
-        adopt: impl FnOnce() -> Option<State>,
+        elsewhere: impl FnOnce() -> Elsewhere,
     ) -> Result<Outcome, StoreError> {
         let Call { op, ask, now, taken } = call;
         let limit = &target.record.limit;
         let full = Err(StoreError::Full { bytes: self.budget.ceiling });
         let Some(position) = shard.find(&target, self.exact) else {
-            let adopted = adopt();
-            let must_put = adopted.is_some();
-            let floor = || shard.floors.get(&target.rule).cloned().unwrap_or_else(|| limit.fresh());
-            let mut state = adopted.unwrap_or_else(floor);
-            let before = state.clone();
-            let outcome = limit.apply(op, &mut state, now, ask, taken);
-            if state == before && !must_put {
+            let Elsewhere { state, floor } = elsewhere();
+            let must_put = state.is_some();
+            if !must_put
+                && floor.is_none()
+                && let Some(outcome) = shard.refuse_by_floor(&target, call)
+            {
                 return Ok(outcome);
             }
-            return match shard.put(rules, &target, self.identity(&target), state, now) {
+            let mut state = state.unwrap_or_else(|| {
+                let own = shard.floor(rules, &target, now);
+                limit.inherit(&floor.map_or_else(|| own.clone(), |other| limit.join(&own, &other, now)), now)
+            });
+            let outcome = limit.apply(op, &mut state, now, ask, taken);
+            // Looking, giving back what is not there and being refused change nothing, unless refusals count.
+            let charged = op == Op::Charge && ask.cost > 0 && (outcome.allowed || limit.counts_refused());
+            if !must_put && (!charged || limit.is_idle(&state, now)) {
+                return Ok(outcome);
+            }
+            let identity = self.identity(&target);
+            return match shard.put(rules, &target, identity, state, now, || self.relieve(rules, now)) {
                 Put::Done => Ok(outcome),
                 // Everything there carries more than this key does: it counts on the floor.
                 Put::TooLight(state) => {
-                    shard.raise_floor(target.rule, target.record, state, now);
+                    shard.evictions += 1;
+                    shard.raise_floor(rules, &target, &state, now);
                     Ok(outcome)
                 }
+                // A refusal needs no room.
+                Put::Full if !outcome.allowed => Ok(outcome),
                 Put::Full => full,
             };
         };
-        let Some(Some(entry)) = shard.entries.get_mut(position as usize) else {
-            return full;
-        };
-        let before = entry.state.heap_bytes();
-        if entry.rule != target.rule
-            && let Some(old) = rules.get(entry.rule)
-        {
-            entry.state = limit.convert(&old.limit, &entry.state, old.changed(now));
+        let Some(entry) = shard.entries.get_mut(position as usize) else { return full };
+        let before = allocated(entry.state.heap_bytes());
+        if entry.rule != target.rule {
+            let state = std::mem::replace(&mut entry.state, limit.fresh());
+            entry.state = rules.carry(entry.rule, state, target.rule, now);
             entry.rule = target.rule;
         }
         let outcome = limit.apply(op, &mut entry.state, now, ask, taken);
-        let after = entry.state.heap_bytes();
+        let after = allocated(entry.state.heap_bytes());
         shard.budget.add(after);
         shard.budget.sub(before);
-        if after > before && !shard.make_room(rules, now, position) {
+        if after > before
+            && let Err(position) = shard.make_room(rules, now, position, || self.relieve(rules, now))
+        {
             // It cannot grow: the charge is taken back and the caller is told.
-            if let Some(Some(entry)) = shard.entries.get_mut(position as usize)
+            if let Some(entry) = shard.entries.get_mut(position as usize)
                 && op == Op::Charge
             {
                 let _ = limit.apply(Op::Undo, &mut entry.state, now, ask, now);
                 entry.state.shrink();
-                shard.budget.add(entry.state.heap_bytes());
+                shard.budget.add(allocated(entry.state.heap_bytes()));
                 shard.budget.sub(after);
             }
-            return full;
+            return if outcome.allowed { full } else { Ok(outcome) };
         }
         Ok(outcome)
+    }
+
+    /// Evicts one entry from whichever shard can be had. A shard that others hold, or this thread itself, is passed
+    /// over: waiting for it could be for ever.
+    fn relieve(&self, rules: &Rules, now: Timestamp) -> bool {
+        self.shards.iter().filter_map(Mutex::try_lock).any(|mut shard| {
+            let least = shard.least(rules, now, None);
+            least.map(|(position, _)| shard.evict(rules, position, now)).is_some()
+        })
     }
 
     /// Takes a key's state out, with the rule under which it was charged last.
@@ -229,7 +267,7 @@ impl Shards {
         look: impl FnOnce(&State) -> R,
     ) -> Option<R> {
         let position = shard.find(&target, self.exact)?;
-        shard.entries.get(position as usize)?.as_ref().map(|entry| look(&entry.state))
+        shard.entries.get(position as usize).map(|entry| look(&entry.state))
     }
 }
 
@@ -242,12 +280,13 @@ enum Put {
 }
 
 impl Entry {
+    /// Bytes beside its place in the list.
     fn bytes(&self) -> usize {
         let key = match &self.identity {
             Identity::Check(_) => 0,
             Identity::Exact(key) => key.len(),
         };
-        ENTRY_BYTES + key + self.state.heap_bytes()
+        allocated(key) + allocated(self.state.heap_bytes())
     }
 
     fn is(&self, target: &Target<'_>, exact: bool) -> bool {
@@ -266,16 +305,16 @@ impl Shard {
         Self {
             index: HashTable::new(),
             entries: Vec::new(),
-            free: Vec::new(),
             floors: HashMap::new(),
             budget,
+            own_bytes: 0,
             hand: 0,
             evictions: 0,
         }
     }
 
     fn entry(&self, position: u32) -> Option<&Entry> {
-        self.entries.get(position as usize)?.as_ref()
+        self.entries.get(position as usize)
     }
 
     fn find(&self, target: &Target<'_>, exact: bool) -> Option<u32> {
@@ -283,30 +322,64 @@ impl Shard {
         self.index.find(target.hash, is).copied()
     }
 
+    /// Takes an entry out. The last one takes its place.
     fn drop_entry(&mut self, position: u32) -> Option<Entry> {
-        let entry = self.entries.get_mut(position as usize)?.take()?;
+        let last = self.entries.len().checked_sub(1)? as u32;
+        let entry = (position <= last).then(|| self.entries.swap_remove(position as usize))?;
         if let Ok(found) = self.index.find_entry(entry.hash, |&other| other == position) {
             found.remove();
         }
-        self.free.push(position);
+        if let Some(moved) = self.entries.get(position as usize)
+            && let Some(place) = self.index.find_mut(moved.hash, |&other| other == last)
+        {
+            *place = position;
+        }
         self.budget.sub(entry.bytes());
+        if self.entries.len() < self.entries.capacity() / 2 {
+            self.entries.shrink_to(self.entries.len() + Self::more(self.entries.len()));
+            let Self { index, entries, .. } = self;
+            let hash = |&position: &u32| entries.get(position as usize).map_or(0, |entry| entry.hash);
+            index.shrink_to(entries.capacity(), hash);
+            self.count_own_bytes();
+        }
         Some(entry)
     }
 
-    /// Raises the floor of a rule to a state that is not kept on its own.
-    fn raise_floor(&mut self, rule: u32, record: &Record, state: State, now: Timestamp) {
-        let bytes = |state: &State| size_of::<(u32, State)>() + state.heap_bytes();
-        let floor = match self.floors.remove(&rule) {
-            Some(floor) => {
-                self.budget.sub(bytes(&floor));
-                record.limit.join(&floor, &state, now)
-            }
-            None => state,
-        };
-        if !record.limit.is_idle(&floor, now) {
-            self.budget.add(bytes(&floor));
-            self.floors.insert(rule, floor);
+    /// The state from which a newcomer starts: fresh, unless something of its family was evicted.
+    pub(crate) fn floor(&self, rules: &Rules, target: &Target<'_>, now: Timestamp) -> State {
+        let limit = &target.record.limit;
+        match self.floors.get(&target.record.salt) {
+            None => limit.fresh(),
+            Some((rule, floor)) if *rule == target.rule => floor.clone(),
+            Some((rule, floor)) => rules.carry(*rule, floor.clone(), target.rule, now),
         }
+    }
+
+    /// The refusal of a newcomer that the floor already refuses: nothing has to be copied for that.
+    fn refuse_by_floor(&self, target: &Target<'_>, call: Call) -> Option<Outcome> {
+        let limit = &target.record.limit;
+        let (rule, floor) = self.floors.get(&target.record.salt)?;
+        let asks = matches!(call.op, Op::Charge | Op::Estimate) && !limit.counts_refused();
+        let outcome = (asks && *rule == target.rule).then(|| limit.estimate(floor, call.now, call.ask))??;
+        (!outcome.allowed).then_some(outcome)
+    }
+
+    /// Raises the floor to a state that is not kept on its own.
+    fn raise_floor(&mut self, rules: &Rules, target: &Target<'_>, state: &State, now: Timestamp) {
+        let limit = &target.record.limit;
+        let floor = limit.join(&self.floor(rules, target, now), state, now);
+        if let Some(old) = self.floors.remove(&target.record.salt) {
+            self.budget.sub(floor_bytes(&old));
+        }
+        if !limit.is_idle(&floor, now) {
+            let floor = (target.rule, floor);
+            self.budget.add(floor_bytes(&floor));
+            self.floors.insert(target.record.salt, floor);
+        }
+    }
+
+    fn count_live(&self, rules: &Rules, now: Timestamp) -> usize {
+        self.entries.iter().filter(|entry| !rules.is_idle(entry.rule, &entry.state, now)).count()
     }
 
     fn put(
@@ -316,13 +389,16 @@ impl Shard {
         identity: Identity,
         state: State,
         now: Timestamp,
+        mut relieve: impl FnMut() -> bool,
     ) -> Put {
         self.drop_idle(rules, PASSING, now);
         let entry =
             Entry { hash: target.hash, identity, rule: target.rule, salt: target.record.family.salt, state };
-        let needed = entry.bytes();
         let limit = &target.record.limit;
-        while self.budget.is_short_of(needed) {
+        if entry.bytes() > self.budget.ceiling {
+            return Put::Full;
+        }
+        while self.budget.is_short_of(entry.bytes() + self.growth()) {
             let level = limit.level(&entry.state, now);
             match self.least(rules, now, None) {
                 Some((_, least)) if least > level && !limit.is_pinned(&entry.state, now) => {
@@ -330,37 +406,74 @@ impl Shard {
                 }
                 Some((position, _)) => self.evict(rules, position, now),
                 None if self.drop_idle(rules, self.entries.len(), now) > 0 => {}
+                None if self.drop_idle_floors(rules, now) || relieve() => {}
                 None => return Put::Full,
             }
         }
-        self.budget.add(needed);
-        let position = match self.free.pop() {
-            Some(position) => position,
-            None => {
-                self.entries.push(None);
-                self.entries.len() as u32 - 1
-            }
-        };
-        let hash = entry.hash;
-        if let Some(place) = self.entries.get_mut(position as usize) {
-            *place = Some(entry);
+        self.budget.add(entry.bytes());
+        if self.entries.len() == self.entries.capacity() {
+            self.entries.reserve_exact(Self::more(self.entries.len()));
         }
+        let (hash, position) = (entry.hash, self.entries.len() as u32);
+        self.entries.push(entry);
         let Self { index, entries, .. } = self;
         index.insert_unique(hash, position, |&position| {
-            entries.get(position as usize).and_then(Option::as_ref).map_or(0, |entry| entry.hash)
+            entries.get(position as usize).map_or(0, |entry| entry.hash)
         });
+        self.count_own_bytes();
         Put::Done
     }
 
-    /// Evicts others than `keep` until all is under the ceiling again. False if that cannot be.
-    fn make_room(&mut self, rules: &Rules, now: Timestamp, keep: u32) -> bool {
+    /// By how many places a list of this length grows.
+    fn more(len: usize) -> usize {
+        (len / 4).max(2)
+    }
+
+    /// Bytes by which one more entry would make the list and the index grow.
+    fn growth(&self) -> usize {
+        let list = match self.entries.len() == self.entries.capacity() {
+            true => Self::more(self.entries.len()) * size_of::<Entry>(),
+            false => 0,
+        };
+        let index = match self.index.len() == self.index.capacity() {
+            true => self.index.allocation_size().max(64),
+            false => 0,
+        };
+        list + index
+    }
+
+    /// Lets the budget know how large the list and the index are.
+    fn count_own_bytes(&mut self) {
+        let now = self.entries.capacity() * size_of::<Entry>() + self.index.allocation_size();
+        self.budget.add(now);
+        self.budget.sub(self.own_bytes);
+        self.own_bytes = now;
+    }
+
+    /// Evicts others than `keep` until all is under the ceiling again, or fails to. Tells where `keep` is then.
+    fn make_room(
+        &mut self,
+        rules: &Rules,
+        now: Timestamp,
+        mut keep: u32,
+        mut relieve: impl FnMut() -> bool,
+    ) -> Result<u32, u32> {
+        if self.entry(keep).map_or(0, Entry::bytes) > self.budget.ceiling {
+            return Err(keep);
+        }
         while self.budget.is_short_of(0) {
             match self.least(rules, now, Some(keep)) {
-                Some((position, _)) => self.evict(rules, position, now),
-                None => return false,
+                Some((position, _)) => {
+                    self.evict(rules, position, now);
+                    if keep as usize == self.entries.len() {
+                        keep = position;
+                    }
+                }
+                None if relieve() => {}
+                None => return Err(keep),
             }
         }
-        true
+        Ok(keep)
     }
 
     /// Drops the idle ones among the next `count` entries.
@@ -368,15 +481,27 @@ impl Shard {
         let mut dropped = 0;
         for _ in 0..count.min(self.entries.len()) {
             let position = self.advance();
-            let idle = self.entry(position).is_some_and(|entry| {
-                rules.get(entry.rule).is_none_or(|record| record.limit.is_idle(&entry.state, now))
-            });
+            let idle = self.entry(position).is_some_and(|entry| rules.is_idle(entry.rule, &entry.state, now));
             if idle {
                 self.drop_entry(position);
                 dropped += 1;
             }
         }
         dropped
+    }
+
+    /// Drops floors that have passed. Whether there were any.
+    fn drop_idle_floors(&mut self, rules: &Rules, now: Timestamp) -> bool {
+        let before = self.floors.len();
+        let budget = &self.budget;
+        self.floors.retain(|_, floor| {
+            let live = !rules.is_idle(floor.0, &floor.1, now);
+            if !live {
+                budget.sub(floor_bytes(floor));
+            }
+            live
+        });
+        self.floors.len() < before
     }
 
     fn advance(&mut self) -> u32 {
@@ -410,24 +535,15 @@ impl Shard {
     }
 
     fn evict(&mut self, rules: &Rules, position: u32, now: Timestamp) {
-        let Some(entry) = self.drop_entry(position) else {
-            return;
-        };
-        let Some(record) = rules.get(entry.rule) else {
-            return;
-        };
-        if record.limit.is_idle(&entry.state, now) {
+        let Some(entry) = self.drop_entry(position) else { return };
+        if rules.is_idle(entry.rule, &entry.state, now) {
             return;
         }
         self.evictions += 1;
-        let Some((rule, heir)) = rules.newest(entry.rule) else {
-            return;
-        };
-        let state = if rule == entry.rule {
-            entry.state
-        } else {
-            heir.limit.convert(&record.limit, &entry.state, record.changed(now))
-        };
-        self.raise_floor(rule, heir, state, now);
+        let Some((rule, heir)) = rules.newest(entry.rule) else { return };
+        let state = rules.carry(entry.rule, entry.state, rule, now);
+        let key = KeyRef { kind: Kind::Bytes, bytes: &[] };
+        let target = Target { rule, record: heir, hash: entry.hash, check: 0, key };
+        self.raise_floor(rules, &target, &state, now);
     }
 }

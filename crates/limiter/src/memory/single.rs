@@ -1,5 +1,7 @@
 //! One limit of one key: the way of a decision, quick where it can be.
 
+use std::sync::atomic::Ordering;
+
 use tollgate_core::algorithm::{Algorithm, Packed};
 use tollgate_core::bucket::{Bucket, Weighed};
 use tollgate_core::key::{Key, KeyRef};
@@ -9,7 +11,7 @@ use tollgate_core::{Limit, Outcome, Timestamp};
 
 use super::group::Locked;
 use super::rules::{Record, on_word};
-use super::shards::{Call, Shard, Target};
+use super::shards::{Call, Elsewhere, Shard, Target};
 use super::table::{Judge, Place, Tag};
 use super::{KnownRule, MemoryStore};
 
@@ -19,22 +21,27 @@ impl MemoryStore {
     /// [`charge_one`](Self::charge_one).
     #[inline(always)]
     pub(crate) fn charge_bucket<'r>(
-        &self,
+        &'r self,
         rule: &'r KnownRule,
         key: KeyRef<'_>,
         cost: u64,
         at: Option<Timestamp>,
     ) -> Option<(&'r Bucket, Weighed)> {
-        let now = self.time(at);
-        let record = &*rule.record;
-        let Limit::Bucket(bucket) = &record.limit else {
-            return None;
+        let now = self.time_soon(at);
+        let (number, record) = match rule.moved.load(Ordering::Acquire) {
+            0 => (rule.rule.0, &*rule.record),
+            moved => (moved, self.rules.get(moved)?),
         };
-        if !record.in_table || !record.is_valid(now) {
+        if now.as_nanos() >= record.fast_until.load(Ordering::Acquire) {
             return None;
         }
+        let Limit::Bucket(bucket) = &record.limit else { return None };
         let hash = self.hash(key, record);
-        let weighed = self.charge_bucket_word(bucket, record, rule.rule.0, hash, now, cost)?;
+        let weighed = self.table.update(self.table.place(hash), Tag::new(hash, number), |word| {
+            let weighed = bucket.weigh_word(word, now, cost);
+            let takes = cost > 0 && bucket.fits(weighed);
+            (takes.then(|| bucket.word_after(now, weighed)), weighed)
+        })?;
         (bucket.fits(weighed) || self.latest_seen(at) <= now).then_some((bucket, weighed))
     }
 
@@ -42,21 +49,23 @@ impl MemoryStore {
     #[inline(never)]
     pub(crate) fn charge_one(
         &self,
-        rule: Rule,
+        rule: &KnownRule,
         key: KeyRef<'_>,
         cost: u64,
         at: Option<Timestamp>,
     ) -> Result<Outcome, StoreError> {
         let now = self.time(at);
-        if let Some(record) = self.rules.get(rule.0)
-            && record.in_table
-            && record.is_valid(now)
-            && let Some(outcome) = self.charge_word(record, rule.0, self.hash(key, record), now, cost)
+        let (number, record) = self.current(rule.rule, now)?;
+        if number != rule.rule.0 {
+            rule.moved.store(number, Ordering::Release);
+        }
+        if record.in_table
+            && let Some(outcome) = self.charge_word(record, number, self.hash(key, record), now, cost)
             && (outcome.allowed || self.latest_seen(at) <= now)
         {
             return Ok(outcome);
         }
-        self.decide(Op::Charge, Charge { rule, key, ask: Ask::from(cost) }, at)
+        self.decide(Op::Charge, Charge { rule: rule.rule, key, ask: Ask::from(cost) }, at)
     }
 
     /// Weighs a charge and takes it if it fits and the key is there.
@@ -124,7 +133,7 @@ impl MemoryStore {
         keys: &'k [K],
         cost: u64,
         at: Option<Timestamp>,
-        mut each: impl FnMut(&'k K, Outcome),
+        mut each: impl FnMut(&'k K, Result<Outcome, StoreError>),
     ) -> Result<(), StoreError> {
         const AHEAD: usize = 16;
         for batch in keys.chunks(AHEAD) {
@@ -144,14 +153,14 @@ impl MemoryStore {
                     && let Limit::Bucket(bucket) = &record.limit
                     && let Some(weighed) = self.charge_bucket_word(bucket, record, number, hash, now, cost)
                 {
-                    each(key, bucket.answer(weighed).unwrap_or_else(|refused| refused));
+                    each(key, Ok(bucket.answer(weighed).unwrap_or_else(|refused| refused)));
                     continue;
                 }
                 let outcome = key.with(|key| match record.in_table {
                     true => Ok(self.decide_in_table(number, record, hash, key, call, None)),
                     false => self.decide_in_maps(self.target(number, record, hash, key), call),
                 });
-                each(key, outcome?);
+                each(key, outcome);
             }
         }
         Ok(())
@@ -170,8 +179,14 @@ impl MemoryStore {
         target: Target<'_>,
         call: Call,
     ) -> Result<Outcome, StoreError> {
-        let adopt = || self.adopt_from_table(target, call.now);
-        self.shards.apply(shard, &self.rules, target, call, adopt)
+        let elsewhere = || match target.record.has_siblings() {
+            true => Elsewhere {
+                state: self.adopt_from_table(target, call.now),
+                floor: self.floor_in_table(target, call.now),
+            },
+            false => Elsewhere::default(),
+        };
+        self.shards.apply(shard, &self.rules, target, call, elsewhere)
     }
 
     /// Decides for a key of the table. `locked` are the shards that the call has locked already, if any.
@@ -229,20 +244,19 @@ impl MemoryStore {
             Some(_) => Locked::default(),
         };
         let shard = self.shards.index(hash);
-        let shard = locked.and_then(|locked| locked.get(shard)).or_else(|| own.get(shard));
+        let mut shard = locked.and_then(|locked| locked.get(shard)).or_else(|| own.get(shard));
         let _guard = self.table.lock(place);
         while !self.table.is_absent(place, tag) {
             if let Some(outcome) = self.apply_to_word(algorithm, record, place, tag, call) {
                 return outcome;
             }
         }
-        let (sets, of) = (self.table.sets_of(place), self.table.sets());
         let adopted = match record.has_siblings() {
-            true => self.adopt(algorithm, target, now, shard),
+            true => self.adopt(algorithm, target, now, shard.as_deref_mut()),
             false => None,
         };
         let must_put = adopted.is_some();
-        let mut state = adopted.unwrap_or_else(|| record.floor_state(algorithm, sets, of, now));
+        let mut state = adopted.unwrap_or_else(|| self.floor(algorithm, target, now, shard));
         let before = state;
         let outcome = limit::apply(algorithm, call.op, &mut state, now, call.ask.cost, call.taken);
         if state == before && !must_put {
@@ -252,7 +266,7 @@ impl MemoryStore {
         if !self.table.put(place, tag, word, algorithm.level(&state, now), &self.judge(now)) {
             // Everything there carries more than this key does: it counts on the floor, as if it had been put
             // and evicted at once.
-            self.judge(now).evict(tag, word, sets[0]);
+            self.judge(now).evict(tag, word, self.table.sets_of(place)[0]);
         }
         outcome
     }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A *tag* is 48 bits of the key's hash and 16 bits that name the rule. A key belongs in
-//! one line; when that was full it sits in the set's other line, and when the set was full, in one other set: 16
-//! slots in all, searched in an order that is the key's own. Slots are filled in that order and
+//! one line; when that was full it sits in the set's other line, and when the set was full, in one of two other
+//! sets: 24 slots in all, searched in an order that is the key's own. Slots are filled in that order and
 //! never emptied again, so the first slot that was never used ends every search.
 //!
 //! **Charging** a key that is there is one compare-and-swap on its word. **Taking** a slot for another key,
@@ -23,6 +23,7 @@ use std::fmt;
 
 #[cfg(not(tollgate_loom))]
 use bytemuck::Zeroable;
+use smallvec::SmallVec;
 
 use crate::sync::{AtomicU64, Lock, Ordering, pause};
 
@@ -39,6 +40,8 @@ pub(crate) struct Slot {
 const LINE: usize = if cfg!(tollgate_loom) { 1 } else { 4 };
 /// Slots of a set: two neighbouring lines.
 const SET: usize = 2 * LINE;
+/// Sets where a key may sit.
+pub(crate) const SETS: usize = 3;
 
 /// A slot that was never used.
 const EMPTY: u64 = 0;
@@ -91,14 +94,14 @@ impl Tag {
         Self(hash << RULE_BITS | u64::from(rule + 1))
     }
 
+    /// Whether a slot with this tag has an owner.
+    fn is_key(self) -> bool {
+        self.0 & u64::from(MAX_RULES) != 0
+    }
+
     /// The number of the rule.
     pub(crate) fn rule(self) -> u32 {
         ((self.0 & u64::from(MAX_RULES)) as u32).saturating_sub(1)
-    }
-
-    /// Whether this is the same key under another rule.
-    fn is_sibling(self, other: u64) -> bool {
-        self.0 != other && self.0 >> RULE_BITS == other >> RULE_BITS && other & u64::from(MAX_RULES) != 0
     }
 }
 
@@ -183,14 +186,24 @@ impl Table {
         Place { line: scale(hash, 2 * self.sets), hash }
     }
 
-    /// The line where a key goes when its own set is full: in another set, unless there is no other.
+    /// The lines where a key may sit, in the order in which they are filled: its own and its neighbour, then those
+    /// of other sets, unless there are no others.
     #[inline]
-    fn away(&self, place: Place) -> usize {
-        // From the hash's other end, so that keys of one set do not all go to the same other one.
-        let mixed = place.hash.rotate_left(32).wrapping_mul(MIX);
-        let set = place.line / 2 + 1 + scale(mixed, self.sets - 1);
-        let set = if set >= self.sets { set - self.sets } else { set };
-        2 * set + (mixed & 1) as usize
+    fn lines(&self, place: Place) -> [usize; 2 * SETS] {
+        let mut lines = [place.line; 2 * SETS];
+        // From the hash's other end, so that keys of one set do not all go to the same other ones.
+        let mut mixed = place.hash.rotate_left(32);
+        for [line, neighbour] in lines.as_chunks_mut().0 {
+            *neighbour = *line ^ 1;
+        }
+        for [line, neighbour] in lines.as_chunks_mut().0.iter_mut().skip(1) {
+            mixed = mixed.wrapping_mul(MIX);
+            let set = place.line / 2 + 1 + scale(mixed, self.sets - 1);
+            let set = if set >= self.sets { set - self.sets } else { set };
+            *line = 2 * set + (mixed & 1) as usize;
+            *neighbour = *line ^ 1;
+        }
+        lines
     }
 
     #[inline]
@@ -199,8 +212,13 @@ impl Table {
     }
 
     /// The sets where a key may sit.
-    pub(crate) fn sets_of(&self, place: Place) -> [usize; 2] {
-        [place.line / 2, self.away(place) / 2]
+    pub(crate) fn sets_of(&self, place: Place) -> [usize; SETS] {
+        let lines = self.lines(place);
+        let mut sets = [0; SETS];
+        for (set, [line, _]) in sets.iter_mut().zip(lines.as_chunks().0) {
+            *set = line / 2;
+        }
+        sets
     }
 
     /// The lock under which a key of this place is put in.
@@ -212,9 +230,7 @@ impl Table {
 
     /// The slots of a place, in the order in which they are filled.
     fn slots(&self, place: Place) -> impl Iterator<Item = &Slot> {
-        let away = self.away(place);
-        let lines = [place.line, place.line ^ 1, away, away ^ 1];
-        lines.into_iter().filter_map(|line| self.line(line)).flatten()
+        self.lines(place).into_iter().filter_map(|line| self.line(line)).flatten()
     }
 
     #[inline(always)]
@@ -228,9 +244,8 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn find_further(&self, place: Place, tag: Tag) -> Option<&Slot> {
-        let away = self.away(place);
         let mut searched = self.line(place.line)?;
-        for line in [place.line ^ 1, away, away ^ 1] {
+        for line in self.lines(place).into_iter().skip(1) {
             // A slot that was never used ends the search: a key is put in the first one of its order.
             if searched.iter().any(|slot| slot.tag.load(Ordering::Acquire) == EMPTY) {
                 return None;
@@ -300,6 +315,7 @@ impl Table {
             for slot in self.slots(place) {
                 match slot.tag.load(Ordering::Acquire) {
                     TAKEN => hidden = true,
+                    EMPTY => break,
                     seen if seen == tag.0 => return false,
                     _ => {}
                 }
@@ -311,9 +327,11 @@ impl Table {
         }
     }
 
-    /// The same key under other rules.
-    pub(crate) fn siblings(&self, place: Place, tag: Tag) -> impl Iterator<Item = Seen<'_>> {
-        self.slots(place).filter_map(Self::look).filter(move |seen| tag.is_sibling(seen.tag))
+    /// The tags under which a key is there, whatever the rule.
+    pub(crate) fn tags_of(&self, place: Place) -> SmallVec<[Tag; 2]> {
+        let tags = self.slots(place).map(|slot| Tag(slot.tag.load(Ordering::Acquire)));
+        tags.filter(|tag| tag.is_key() && tag.0 >> RULE_BITS == place.hash << RULE_BITS >> RULE_BITS)
+            .collect()
     }
 
     /// Puts a key that is absent, under its lock: into a slot without an owner, else into that of an idle one, else
@@ -341,9 +359,9 @@ impl Table {
     }
 
     fn find_room(&self, place: Place, tag: Tag, judge: &impl Judge) -> Option<Room<'_>> {
-        let [home, away] = self.sets_of(place);
+        let sets = self.sets_of(place);
         // Idle owners may come back: newcomers do not all displace the same one.
-        let first = (tag.0 >> RULE_BITS) as usize % (2 * SET);
+        let first = (tag.0 >> RULE_BITS) as usize % (SETS * SET);
         let mut idle: Option<(usize, Seen<'_>)> = None;
         let mut least: Option<Room<'_>> = None;
         for (position, slot) in self.slots(place).enumerate() {
@@ -353,14 +371,14 @@ impl Table {
             }
             match judge.worth(seen.tag(), seen.word()) {
                 Worth::Idle => {
-                    let distance = (position + 2 * SET - first) % (2 * SET);
+                    let distance = (position + SETS * SET - first) % (SETS * SET);
                     if idle.is_none_or(|(nearest, _)| distance < nearest) {
                         idle = Some((distance, seen));
                     }
                 }
                 Worth::Live(worth) => {
                     if !matches!(least, Some(Room::Least { worth: least, .. }) if least <= worth) {
-                        let set = if position < SET { home } else { away };
+                        let set = sets.get(position / SET).copied().unwrap_or(place.line / 2);
                         least = Some(Room::Least { worth, set, seen });
                     }
                 }
@@ -416,8 +434,32 @@ fn scale(hash: u64, n: usize) -> usize {
 /// aligns its sets itself: memory of a larger alignment would be zeroed by hand.
 #[cfg(not(tollgate_loom))]
 fn empty_slots(count: usize) -> Box<[Slot]> {
-    bytemuck::allocation::zeroed_slice_box(count)
+    let slots = bytemuck::allocation::zeroed_slice_box(count);
+    ask_for_huge_pages(&slots);
+    slots
 }
+
+/// Tables from this size on are better off in huge pages: with small ones, finding the page of a slot takes
+/// about as long as fetching the slot. Below, small pages keep what is resident close to what is used.
+const HUGE: usize = 64 << 20;
+
+#[cfg(all(target_os = "linux", not(tollgate_loom)))]
+fn ask_for_huge_pages(slots: &[Slot]) {
+    const PAGE: usize = 2 << 20;
+    let start = (slots.as_ptr() as usize).next_multiple_of(PAGE);
+    let end = (slots.as_ptr() as usize + size_of_val(slots)) / PAGE * PAGE;
+    if size_of_val(slots) >= HUGE && start < end {
+        // SAFETY: the range lies within the slots, which are mapped; the advice changes how they are backed,
+        // not what they hold. Where it is refused, small pages serve.
+        #[allow(unsafe_code)]
+        unsafe {
+            libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE);
+        }
+    }
+}
+
+#[cfg(all(not(target_os = "linux"), not(tollgate_loom)))]
+fn ask_for_huge_pages(_slots: &[Slot]) {}
 
 #[cfg(tollgate_loom)]
 fn empty_slots(count: usize) -> Box<[Slot]> {

@@ -2,6 +2,7 @@
 //! sequential model that the store must equal.
 
 #![allow(dead_code)] // every test binary uses a part of this
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::collections::HashMap;
 
@@ -13,7 +14,7 @@ use tollgate::core::key::{KeyRef, Kind as KeyKind};
 use tollgate::core::limit::{Ask, Op, State};
 use tollgate::core::log::{Log as LogLimit, SubWindows as Parts};
 use tollgate::core::store::{Charge, Rule, StoreError};
-use tollgate::{FleetMode, Limit, MemoryStore, Nanos, Outcome, Quota, Timestamp};
+use tollgate::{FleetMode, Limit, LimitError, MemoryStore, Nanos, Outcome, Quota, Timestamp};
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 pub(crate) const HOUR: u64 = 3600 * SECOND;
@@ -29,6 +30,16 @@ pub(crate) fn config(cases: u32) -> ProptestConfig {
         max_shrink_iters: 200_000,
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
+    }
+}
+
+/// Shown on one line, so that a failing case fits on a screen.
+#[derive(Clone, Copy)]
+pub(crate) struct Line<T>(pub(crate) T);
+
+impl<T: std::fmt::Debug> std::fmt::Debug for Line<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.0)
     }
 }
 
@@ -50,7 +61,7 @@ pub(crate) enum Kind {
     Fleet,
 }
 
-use Kind::*;
+pub(crate) use Kind::*;
 
 /// Kinds whose state is one word.
 pub(crate) const WORDS: [Kind; 6] = [Bucket, Queue, Interval, Aligned, Anchored, TwoWindows];
@@ -82,12 +93,19 @@ impl Kind {
 
 /// A limit in three numbers, whose meaning depends on the kind: `capacity` units at once, `count` of them per
 /// `span` nanoseconds where that is another number, else some further parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) kind: Kind,
     pub(crate) capacity: u64,
     pub(crate) count: u64,
     pub(crate) span: u64,
+}
+
+impl std::fmt::Debug for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kind, capacity, count, span } = self;
+        write!(f, "Spec::new({kind:?}, {capacity}, {count}, {span})")
+    }
 }
 
 impl Spec {
@@ -96,31 +114,43 @@ impl Spec {
     }
 
     pub(crate) fn limit(&self) -> Limit {
+        self.build().unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The limit, if these numbers make one.
+    pub(crate) fn try_limit(&self) -> Option<Limit> {
+        self.build().ok()
+    }
+
+    fn build(&self) -> Result<Limit, LimitError> {
         let Self { capacity, count, span, .. } = *self;
         let period = Nanos::new(span);
-        let limit = match self.kind {
+        match self.kind {
             Bucket => Limit::token_bucket(capacity, count, period),
-            Queue => Limit::leaky_queue(capacity - 1, count, period, count % capacity),
+            Queue => Limit::leaky_queue(capacity.saturating_sub(1), count, period, count % capacity.max(1)),
             Interval => Limit::interval_bucket(capacity, count, period),
             Aligned => Limit::fixed_window(
                 capacity,
                 period,
-                WindowStart::Aligned { offset: Nanos::new(count % span) },
+                WindowStart::Aligned { offset: Nanos::new(count % span.max(1)) },
             ),
             Anchored => Limit::fixed_window(capacity, period, WindowStart::FirstCall),
             TwoWindows => Limit::sliding_window(capacity, period),
             Log => Limit::sliding_log(capacity, period),
             SpacedLog => LogLimit::new(capacity, period)
-                .and_then(|log| log.min_difference(Nanos::new(span / (count + 1))))
+                .and_then(|log| log.min_difference(Nanos::new(span / count.saturating_add(1))))
                 .map(Limit::Log),
             CountingLog => LogLimit::new(capacity, period).map(|log| Limit::Log(log.count_rejected(true))),
-            SubWindows => Limit::sub_windows(capacity, Nanos::new(span * count), count, Parts::NPlusOne),
+            SubWindows => {
+                Limit::sub_windows(capacity, Nanos::new(span.saturating_mul(count)), count, Parts::NPlusOne)
+            }
             Concurrency => Limit::concurrency(capacity),
             Leases => Limit::leases(capacity, period),
-            Fleet if count % 2 == 0 => Limit::fleet(capacity, (1, count + 1), FleetMode::Total, period),
-            Fleet => Limit::fleet(capacity, (1, count + 1), FleetMode::Allocation, period),
-        };
-        limit.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+            Fleet if count % 2 == 0 => {
+                Limit::fleet(capacity, (1, count.saturating_add(1)), FleetMode::Total, period)
+            }
+            Fleet => Limit::fleet(capacity, (1, count.saturating_add(1)), FleetMode::Allocation, period),
+        }
     }
 
     /// The same limit as a quota, for the kinds that a quota can say.
@@ -174,10 +204,15 @@ impl Spec {
         }
     }
 
-    /// Whether a key that has used more can never be let in earlier for it. A window that begins with the first
-    /// call can: an earlier call opens and so ends it earlier.
+    /// How far apart two calls must be, if the limit says.
+    pub(crate) fn limit_spacing(&self) -> u64 {
+        if self.kind == SpacedLog { self.span / (self.count + 1) } else { 0 }
+    }
+
+    /// Whether a key that has used more can never be let in earlier for it. Where a call sets the beat of a window
+    /// or of the refills it can: an earlier one sets an earlier beat.
     pub(crate) fn is_monotone(&self) -> bool {
-        self.kind != Anchored && self.kind != CountingLog && self.kind != SpacedLog
+        !matches!(self.kind, Interval | Anchored | SpacedLog | CountingLog)
     }
 }
 
@@ -383,4 +418,22 @@ impl Admitted {
         }
         Ok(())
     }
+}
+
+/// Numbers without pattern, the same on every run.
+pub(crate) fn random(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) % below
+    }
+}
+
+/// Bytes of this process that are in memory.
+pub(crate) fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
 }
