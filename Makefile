@@ -13,7 +13,7 @@ heading = @printf '\n== %s\n' "$(strip $(1))"
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## the daemon with its demo policy and demo API
+run: ## the four limiters at work in the terminal
 	$(CARGO) run --release
 
 test: setup format clippy unit docs loom bench-check conformance optional ## everything that has to pass

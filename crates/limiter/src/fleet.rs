@@ -48,7 +48,10 @@ pub struct FleetPermit {
 
 /// The request is shed: the places for its kind are taken. Answer 503 and let it come back later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("shed: the places for requests that are not critical are taken ({in_progress:?})")]
+#[error(
+    "shed: no place is left for this request ({} critical and {} other requests are in progress)",
+    in_progress.critical, in_progress.other
+)]
 pub struct FleetFull {
     /// What is in progress.
     pub in_progress: InProgress,
@@ -70,6 +73,16 @@ impl FleetShedder {
 
     /// A fleet with the reserve as a fraction; in mode [`FleetMode::Total`] critical requests too are refused
     /// beyond the whole capacity.
+    ///
+    /// ```
+    /// use tollgate::{FleetMode, FleetShedder, Priority};
+    ///
+    /// let fleet = FleetShedder::with_mode(3, (1, 3), FleetMode::Total)?;
+    /// let all: Vec<_> = (0..3).map(|_| fleet.admit(Priority::Critical).unwrap()).collect();
+    /// assert!(fleet.admit(Priority::Critical).is_err());
+    /// # drop(all);
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn with_mode(capacity: u64, reserve: (u64, u64), mode: FleetMode) -> Result<Self, LimitError> {
         // Permits come back when dropped, so nothing expires.
         let fleet = Fleet::new(capacity, reserve, mode, Nanos::from_secs(1))?;

@@ -24,6 +24,8 @@ pub struct Quota {
     count: u64,
     period: Nanos,
     burst: Option<u64>,
+    /// The smallest distance between two calls, for logs.
+    spacing: Nanos,
     kind: Kind,
 }
 
@@ -32,7 +34,7 @@ enum Kind {
     TokenBucket,
     LeakyQueue { undelayed: u64 },
     FixedWindow(WindowStart),
-    SlidingLog { spacing: Nanos, count_rejected: bool },
+    SlidingLog { count_rejected: bool },
     SlidingWindow,
     SubWindows { buckets: u64, kind: SubWindows },
     Intervals,
@@ -65,11 +67,11 @@ impl Quota {
     }
 
     const fn per_nanos(count: u64, period: Nanos) -> Self {
-        Self { count, period, burst: None, kind: Kind::TokenBucket }
+        Self { count, period, burst: None, spacing: Nanos::ZERO, kind: Kind::TokenBucket }
     }
 
     /// How much may be taken at once by someone who has waited: the size of the bucket. For a queue, how
-    /// many may wait. Windows and logs have no burst: they take the whole count at once.
+    /// many may wait. Windows and logs have no burst: they take the whole count at once, and refuse one when built.
     pub const fn burst(mut self, burst: u64) -> Self {
         self.burst = Some(burst);
         self
@@ -104,21 +106,29 @@ impl Quota {
 
     /// A log of every call: never more than the count in any period, exactly, at 16 bytes per call.
     pub const fn sliding_log(mut self) -> Self {
-        self.kind = Kind::SlidingLog { spacing: Nanos::ZERO, count_rejected: false };
+        self.kind = Kind::SlidingLog { count_rejected: false };
         self
     }
 
     /// A log in which refused calls count too: who keeps hammering stays out until it pauses.
     pub const fn sliding_log_counting_refused(mut self) -> Self {
-        self.kind = Kind::SlidingLog { spacing: Nanos::ZERO, count_rejected: true };
+        self.kind = Kind::SlidingLog { count_rejected: true };
         self
     }
 
-    /// For logs: calls must also be this far apart.
+    /// For a [`sliding_log`](Self::sliding_log): calls must also be this far apart.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{ManualClock, Quota, RateLimiter};
+    ///
+    /// let quota = Quota::per_minute(10).sliding_log().min_difference(Duration::from_secs(1));
+    /// let limiter = RateLimiter::builder(quota).clock(ManualClock::default()).build();
+    /// assert!(limiter.check("alice").is_ok());
+    /// assert_eq!(limiter.check("alice").unwrap_err().retry_after(), Some(Duration::from_secs(1)));
+    /// ```
     pub fn min_difference(mut self, spacing: Duration) -> Self {
-        if let Kind::SlidingLog { spacing: place, .. } = &mut self.kind {
-            *place = Nanos::from(spacing);
-        }
+        self.spacing = Nanos::from(spacing);
         self
     }
 
@@ -145,13 +155,35 @@ impl Quota {
     pub fn limit(&self) -> Result<Limit, LimitError> {
         let Self { count, period, .. } = *self;
         let burst = self.burst.unwrap_or(count);
+        let is_log = matches!(self.kind, Kind::SlidingLog { .. });
+        let wrong = |field, value: String, allowed: &str| {
+            Err(LimitError { field, value, allowed: allowed.to_owned() })
+        };
+        match self.kind {
+            _ if self.spacing > Nanos::ZERO && !is_log => {
+                return wrong(
+                    "min_difference",
+                    self.spacing.to_string(),
+                    "left out, or used with a sliding log",
+                );
+            }
+            Kind::FixedWindow(_)
+            | Kind::SlidingLog { .. }
+            | Kind::SlidingWindow
+            | Kind::SubWindows { .. }
+                if self.burst.is_some() =>
+            {
+                return wrong("burst", burst.to_string(), "left out: a window takes its whole count at once");
+            }
+            _ => {}
+        }
         match self.kind {
             Kind::TokenBucket if count == 0 => Limit::token_bucket(1, 0, period),
             Kind::TokenBucket => Limit::token_bucket(burst, count, period),
             Kind::LeakyQueue { undelayed } => Limit::leaky_queue(burst, count, period, undelayed),
             Kind::FixedWindow(start) => Limit::fixed_window(count, period, start),
-            Kind::SlidingLog { spacing, count_rejected } => Ok(Limit::Log(
-                Log::new(count, period)?.min_difference(spacing)?.count_rejected(count_rejected),
+            Kind::SlidingLog { count_rejected } => Ok(Limit::Log(
+                Log::new(count, period)?.min_difference(self.spacing)?.count_rejected(count_rejected),
             )),
             Kind::SlidingWindow => Limit::sliding_window(count, period),
             Kind::SubWindows { buckets, kind } => Limit::sub_windows(count, period, buckets, kind),

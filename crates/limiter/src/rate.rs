@@ -11,7 +11,7 @@ use tollgate_core::limit::{Ask, Op};
 use tollgate_core::store::{Charge, Rule, StoreError};
 use tollgate_core::{Limit, LimitError, Outcome, Timestamp, Verdict};
 
-use crate::clock::Clock;
+use crate::clock::{AnyClock, Clock};
 use crate::memory::{KnownRule, MemoryStore, MemoryStoreBuilder};
 use crate::quota::Quota;
 
@@ -49,7 +49,8 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// When the same call would pass; `None` if it never will, because it costs more than the whole quota.
+    /// When the same call would pass; `None` if it never will, because it costs more than the whole quota. Zero
+    /// from a concurrency limit: any moment, as soon as something in progress ends; back off a little.
     ///
     /// ```
     /// use tollgate::{ManualClock, RateLimiter};
@@ -68,6 +69,9 @@ impl Refused {
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.retry_after() {
+            Some(Duration::ZERO) => {
+                f.write_str("refused by the limit: retry when something in progress has ended")
+            }
             Some(wait) => write!(f, "refused by the limit: retry in {wait:?}"),
             None => f.write_str("refused by the limit for good: the call costs more than the whole quota"),
         }
@@ -83,6 +87,7 @@ pub struct RateLimiterBuilder {
     plans: Vec<(String, Vec<Quota>)>,
     name: Option<String>,
     store: Result<Arc<MemoryStore>, MemoryStoreBuilder>,
+    clock: Option<AnyClock>,
 }
 
 impl RateLimiter {
@@ -100,6 +105,11 @@ impl RateLimiter {
     /// `count` calls per hour and key.
     pub fn per_hour(count: u64) -> RateLimiterBuilder {
         Self::builder(Quota::per_hour(count))
+    }
+
+    /// `count` calls per day of 24 hours and key.
+    pub fn per_day(count: u64) -> RateLimiterBuilder {
+        Self::builder(Quota::per_day(count))
     }
 
     /// `count` calls per `period` and key.
@@ -127,6 +137,7 @@ impl RateLimiter {
             plans: Vec::new(),
             name: None,
             store: Err(MemoryStore::builder()),
+            clock: None,
         }
     }
 
@@ -150,7 +161,8 @@ impl RateLimiter {
         key.with(|key| self.charge(key, n, None))
     }
 
-    /// As [`check`](Self::check), at a time of the caller's own. Time that goes back counts as standing still.
+    /// As [`check`](Self::check), at a time of the caller's own. Time is the store's: it never goes back for any
+    /// key, so a time far ahead holds for all of them. Do not take it from callers.
     ///
     /// ```
     /// # use tollgate::{RateLimiter, Timestamp};
@@ -409,9 +421,10 @@ impl RateLimiterBuilder {
         self
     }
 
-    /// Another clock than the system's, for a store of its own.
+    /// Another clock than the system's, for a store of its own. A store that others use too keeps the clock that it
+    /// was built with.
     pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.store = self.store.map_err(|store| store.clock(clock));
+        self.clock = Some(AnyClock::Other(Arc::new(clock)));
         self
     }
 
@@ -441,8 +454,12 @@ impl RateLimiterBuilder {
         let limits = |quotas: &[Quota]| quotas.iter().map(Quota::limit).collect::<Result<Vec<Limit>, _>>();
         let first = self.quota.limit()?;
         let more = limits(&self.more)?;
-        let mut plans = Vec::with_capacity(self.plans.len());
+        let mut plans: Vec<(String, Limit, Vec<Limit>)> = Vec::with_capacity(self.plans.len());
         for (name, quotas) in self.plans {
+            if plans.iter().any(|(known, ..)| *known == name) {
+                let allowed = "given once".to_owned();
+                return Err(LimitError { field: "plan", value: name, allowed });
+            }
             match limits(&quotas)?.split_first() {
                 Some((first, more)) => plans.push((name, *first, more.to_vec())),
                 None => {
@@ -462,7 +479,8 @@ impl RateLimiterBuilder {
                 (_, 0) => 0,
                 _ => 50,
             };
-            Arc::new(store.table_share_or(share).build())
+            let store = store.table_share_or(share);
+            Arc::new(self.clock.map_or(store.clone(), |clock| store.any_clock(clock)).build())
         });
         let name =
             self.name.unwrap_or_else(|| format!("limiter {}", UNNAMED.fetch_add(1, Ordering::Relaxed)));

@@ -161,6 +161,15 @@ impl WorkerShedderBuilder {
 
     /// The shedder, or what is wrong with its settings.
     pub fn build(self) -> Result<WorkerShedder, LimitError> {
+        let twice = self
+            .classes
+            .iter()
+            .enumerate()
+            .find(|(index, class)| self.classes.iter().take(*index).any(|other| other == *class));
+        if let Some((_, class)) = twice {
+            let allowed = "named once".to_owned();
+            return Err(LimitError { field: "class", value: class.clone(), allowed });
+        }
         let classes = u32::try_from(self.classes.len()).unwrap_or(u32::MAX);
         let worker = Worker::new(WorkerSettings { classes, ..self.settings })?;
         let pressure = worker.at_rest();

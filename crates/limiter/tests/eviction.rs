@@ -1,5 +1,5 @@
 //! A store that is far too small forgets, and never to anybody's advantage: an evicted key is let in no sooner
-//! than its own refill would have let it in (I18), memory stays under the ceiling, and everybody is decided.
+//! than its own refill would have let it in, memory stays under the ceiling, and everybody is decided.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
@@ -200,7 +200,7 @@ fn exhausted(store: &MemoryStore, rule: Rule, capacity: u64, now: u64) -> Vec<St
 }
 
 /// The pairs of limits between which a rule may change: of one algorithm, and of others, in the table and not.
-const CHANGES: [(Kind, Kind); 10] = [
+const CHANGES: [(Kind, Kind); 14] = [
     (Bucket, Bucket),
     (Aligned, Aligned),
     (Anchored, Anchored),
@@ -211,6 +211,10 @@ const CHANGES: [(Kind, Kind); 10] = [
     (TwoWindows, Bucket),
     (Bucket, Log),
     (Log, Bucket),
+    (Aligned, Log),
+    (Anchored, Log),
+    (TwoWindows, Log),
+    (Interval, Log),
 ];
 
 #[test]

@@ -1,5 +1,5 @@
 //! Floods of keys: memory stays under the ceiling, whoever is refused stays refused, whoever is known keeps its
-//! count, and newcomers are still decided (FAULTS 39).
+//! count, and newcomers are still decided.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Several limits at once: all are charged or none, and the answer is their combination (I11).
+//! Several limits at once: all are charged or none, and the answer is their combination.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
@@ -126,7 +126,7 @@ proptest! {
     }
 }
 
-/// ALGORITHMS 16: "a key appears once in a group". Two leases are two things: both are held, or none.
+/// Two leases are two things: both are held, or none.
 #[test]
 fn two_leases_of_one_key_in_a_group_are_both_held_or_none() {
     let store = MemoryStore::new();

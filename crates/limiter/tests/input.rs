@@ -1,5 +1,5 @@
 //! Whatever comes in: quotas that cannot work, costs and times at the edges of their range, keys of every kind.
-//! Nothing panics, nothing is silently unlimited, and no two keys meet (I3, I13, I16, FAULTS B and C).
+//! Nothing panics, nothing is silently unlimited, and no two keys meet.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
@@ -119,7 +119,7 @@ fn edge_spec() -> impl Strategy<Value = Spec> {
 proptest! {
     #![proptest_config(config(4000))]
 
-    /// I16: whatever the quota, the time, the cost and the operation.
+    /// Whatever the quota, the time, the cost and the operation.
     #[test]
     fn no_input_panics(
         specs in prop::collection::vec(edge_spec().prop_filter_map("valid", |spec| spec.try_limit().map(|_| spec)), 1..4),
@@ -146,7 +146,7 @@ proptest! {
         }
     }
 
-    /// I3: a clock that goes back stands still, and nobody gets more or waits longer for it.
+    /// A clock that goes back stands still, and nobody gets more or waits longer for it.
     #[test]
     fn a_clock_that_goes_back_stands_still(
         spec in spec_of(&RATES, SECOND),
@@ -191,7 +191,7 @@ fn costs_at_the_edges_are_what_they_say() {
     }
 }
 
-/// FAULTS 26, and every kind of limit: who comes back after thirty years has a full quota, exactly.
+/// For every kind of limit: who comes back after thirty years has a full quota, exactly.
 #[test]
 fn a_key_that_was_idle_for_thirty_years_has_its_quota_exactly() {
     for kind in RATES {
@@ -316,7 +316,7 @@ fn different_limiters_never_share_a_bucket() {
     assert!(named("search").check("alice").is_ok());
 }
 
-/// FAULTS 40: keys that collide under hashes without a seed spread like any others.
+/// Keys that collide under hashes without a seed spread like any others.
 #[test]
 fn keys_made_to_collide_are_spread() {
     const COUNT: u64 = 10_000;
@@ -378,7 +378,7 @@ fn a_store_holds_the_keys_that_it_was_made_for() {
     }
 }
 
-/// I13: where a key goes cannot be known from outside.
+/// Where a key goes cannot be known from outside.
 #[test]
 fn two_stores_place_keys_differently() {
     let crowded = |builder: tollgate::MemoryStoreBuilder| -> Vec<u64> {

@@ -1,5 +1,5 @@
 //! Requests in progress in the store: leases by id, fleets, and what happens when the store has no room for
-//! more of them. A live lease is never lost, and whoever finds no room is let through and counted (I12).
+//! more of them. A live lease is never lost, and whoever finds no room is let through and counted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 

@@ -1,5 +1,5 @@
 //! The store equals the sequential model: whatever is asked of it, in whatever order, it answers as a plain map
-//! of states would (I4, without threads).
+//! of states would.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 

@@ -1,5 +1,5 @@
 //! Threads: no update is lost, nobody gets more than the limit and nobody less, whatever the interleaving, the
-//! clock and the pressure on memory (I4, I12, FAULTS 24). Loom tries every interleaving of the table's steps; here
+//! clock and the pressure on memory. Loom tries every interleaving of the table's steps; here
 //! the whole library runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
@@ -192,7 +192,7 @@ impl Clock for Jittering {
     }
 }
 
-/// FAULTS 24: all threads race for a key that nobody has used. Whoever reads the clock first and decides last must
+/// All threads race for a key that nobody has used. Whoever reads the clock first and decides last must
 /// not be refused while there is anything left.
 fn check_no_burst_is_cut_short(name: &str, builder: impl Fn() -> MemoryStoreBuilder) {
     const ROUNDS: usize = 300;

@@ -84,6 +84,11 @@ impl MemoryStoreBuilder {
         self
     }
 
+    pub(crate) fn any_clock(mut self, clock: AnyClock) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// A fixed seed for the hash instead of a random one, so that runs repeat exactly. For tests and
     /// measurements only: who knows the seed can make keys that collide.
     pub fn fixed_seed(mut self, seed: u64) -> Self {

@@ -37,12 +37,12 @@ use crate::clock::{AnyClock, SystemClock};
 ///
 /// # Keys and fingerprints
 ///
-/// A key is not kept: 64 bits of a hash with a random seed stand for it, 48 of them in the slot and the rest in
-/// its position. Two keys that agree in all of them under one rule would share a bucket: each could be
-/// refused for what the other used. With a million keys in use the chance that this happens to *any* two of
-/// them is about 1 in 37 million; with ten million keys, 1 in 370,000. Nobody can provoke it without knowing the
-/// seed. Whoever cannot accept that keeps whole keys, at the price of memory and speed:
-/// [`MemoryStoreBuilder::exact_keys`].
+/// A key is not kept: a hash of 64 bits with a random seed stands for it, 48 of them in the slot and the rest in
+/// where the slot is. Two keys that agree in all of them under one rule would share a bucket: each could be refused for
+/// what the other used. With a million keys in use the chance that this happens to *any* two of them is below
+/// 1 in 10 million; with ten million keys, below 1 in 100,000. Nobody can provoke it without knowing the seed. Whoever
+/// cannot accept that keeps whole keys, at the price of memory and speed: [`MemoryStoreBuilder::exact_keys`]. States
+/// that live in maps are told apart by 128 bits.
 ///
 /// # Eviction
 ///

@@ -160,7 +160,8 @@ impl Table {
         let locks = (bytes / set / 16).clamp(1, 1024).next_power_of_two();
         let lock_bytes = locks * size_of::<CacheLine<Lock>>();
         let sets = (bytes.saturating_sub(lock_bytes) / set).saturating_sub(1).max(1);
-        let slots = empty_slots(SET * (sets + 1));
+        let slots = empty_slots(SET.saturating_mul(sets + 1));
+        let sets = sets.min((slots.len() / SET).saturating_sub(1)).max(1);
         let into_set = (slots.as_ptr() as usize / size_of::<Slot>()) % SET;
         Self {
             slots,
@@ -434,9 +435,17 @@ fn scale(hash: u64, n: usize) -> usize {
 /// aligns its sets itself: memory of a larger alignment would be zeroed by hand.
 #[cfg(not(tollgate_loom))]
 fn empty_slots(count: usize) -> Box<[Slot]> {
-    let slots = bytemuck::allocation::zeroed_slice_box(count);
-    ask_for_huge_pages(&slots);
-    slots
+    let mut granted = count;
+    loop {
+        match bytemuck::allocation::try_zeroed_slice_box(granted) {
+            Ok(slots) => {
+                ask_for_huge_pages(&slots);
+                return slots;
+            }
+            // More than there can be: as much as there is will do.
+            Err(()) => granted /= 2,
+        }
+    }
 }
 
 /// Tables from this size on are better off in huge pages: with small ones, finding the page of a slot takes
