@@ -85,11 +85,7 @@ fn faster<'a>(results: &'a Results, peer: &'a Entry, keys: usize, threads: usize
     let scenario = scenario(keys, Limit::Admit);
     let on_threads = if threads == 1 { "" } else { ", 2 threads" };
     Check {
-        what: format!(
-            "{}{on_threads}: at least {least:.0}x {}, default hasher",
-            scenario.label(),
-            peer.name
-        ),
+        what: format!("{}{on_threads}: at least {least:.0}x {}, default hasher", scenario.label(), peer.name),
         bound: Bound::AtLeast(least),
         unit: "x",
         figure: Box::new(move |ours, pick| {

@@ -95,10 +95,8 @@ impl<K: Key> Feed<K> {
     #[inline(always)]
     pub fn next_block(&mut self) -> &[K; BLOCK] {
         for key in &mut self.keys {
-            self.state = self
-                .state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            self.state =
+                self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             key.write(((self.state >> 32) * self.count) >> 32);
         }
         &self.keys

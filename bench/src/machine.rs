@@ -7,10 +7,7 @@ const PEERS: [&str; 4] = ["governor", "throttlecrab", "limitador", "pingora-limi
 
 pub fn describe() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let peers: Vec<String> = PEERS
-        .iter()
-        .map(|peer| format!("{peer} {}", locked_version(peer)))
-        .collect();
+    let peers: Vec<String> = PEERS.iter().map(|peer| format!("{peer} {}", locked_version(peer))).collect();
     format!(
         "Written by `cargo run --release --manifest-path bench/Cargo.toml`; do not edit.\n\n\
          - Date: {}\n- Processor: {}, {cores} cores\n- Kernel: Linux {}\n- Compiler: {}\n- Peers: {}\n",
@@ -31,16 +28,12 @@ fn processor() -> String {
 
 fn says(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
-    let text = output
-        .ok()
-        .and_then(|output| String::from_utf8(output.stdout).ok());
+    let text = output.ok().and_then(|output| String::from_utf8(output.stdout).ok());
     text.map_or("unknown".to_owned(), |text| text.trim().to_owned())
 }
 
 fn locked_version(package: &str) -> &'static str {
     let entry = format!("name = \"{package}\"\nversion = \"");
-    let version = LOCK_FILE
-        .split_once(&entry)
-        .and_then(|(_, rest)| rest.split_once('"'));
+    let version = LOCK_FILE.split_once(&entry).and_then(|(_, rest)| rest.split_once('"'));
     version.map_or("unknown", |(version, _)| version)
 }

@@ -51,10 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn parse(args: &[String]) -> Option<Settings> {
-    let mut settings = Settings {
-        quick: false,
-        only: None,
-    };
+    let mut settings = Settings { quick: false, only: None };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {

@@ -48,10 +48,9 @@ fn fill<K: Key, C: Contender<K>>(contender: &C, job: Job) {
         key.write(id);
         match job.limit {
             Limit::Admit => assert!(contender.decide(&key), "key {id} was refused"),
-            Limit::Refuse => assert!(
-                (0..=job.limit.burst()).any(|_| !contender.decide(&key)),
-                "key {id} is never refused"
-            ),
+            Limit::Refuse => {
+                assert!((0..=job.limit.burst()).any(|_| !contender.decide(&key)), "key {id} is never refused")
+            }
         }
     }
 }
@@ -79,10 +78,7 @@ fn time_decisions<K: Key, C: Contender<K>>(
                 })
             })
             .collect();
-        running
-            .into_iter()
-            .map(|thread| thread.join().expect("decisions as expected"))
-            .sum()
+        running.into_iter().map(|thread| thread.join().expect("decisions as expected")).sum()
     });
     1e9 / per_second
 }
@@ -107,10 +103,7 @@ impl Tally {
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a benchmark reads the clock to time what it runs"
-)]
+#[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock to time what it runs")]
 #[inline(never)]
 fn run<K: Key, C: Contender<K>>(contender: &C, feed: &mut Feed<K>, time: Duration) -> Tally {
     let start = Instant::now();
@@ -122,11 +115,7 @@ fn run<K: Key, C: Contender<K>>(contender: &C, feed: &mut Feed<K>, time: Duratio
         decisions += STRIDE * BLOCK;
         let elapsed = start.elapsed();
         if elapsed >= time {
-            return Tally {
-                decisions,
-                admitted,
-                elapsed,
-            };
+            return Tally { decisions, admitted, elapsed };
         }
     }
 }

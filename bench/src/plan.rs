@@ -120,16 +120,11 @@ impl Results {
     }
 
     fn raw(&self, name: &str, scenario: Scenario, threads: usize) -> Option<Summary> {
-        let sample = self
-            .samples
-            .iter()
-            .find(|s| s.name == name && s.scenario == scenario && s.threads == threads)?;
+        let sample =
+            self.samples.iter().find(|s| s.name == name && s.scenario == scenario && s.threads == threads)?;
         let mut nanos = sample.nanos.clone();
         nanos.sort_by(f64::total_cmp);
-        Some(Summary {
-            median: nanos[nanos.len() / 2],
-            best: nanos[0],
-        })
+        Some(Summary { median: nanos[nanos.len() / 2], best: nanos[0] })
     }
 
     /// The contender's time, less the generator's (whose own is as it is).
@@ -182,12 +177,8 @@ fn run_group(settings: &Settings, entries: &[Entry], group: &[Scenario], results
         results.bytes.push((name, *scenario, per_key));
     }
     for threads in THREADS {
-        let empty = |&(name, scenario, ..): &(_, _, _, Worker)| Sample {
-            name,
-            scenario,
-            threads,
-            nanos: Vec::new(),
-        };
+        let empty =
+            |&(name, scenario, ..): &(_, _, _, Worker)| Sample { name, scenario, threads, nanos: Vec::new() };
         let mut samples: Vec<Sample> = workers.iter().map(empty).collect();
         for _ in 0..settings.repetitions() {
             for (sample, (.., worker)) in samples.iter_mut().zip(&mut workers) {

@@ -62,9 +62,8 @@ struct Section {
 impl Section {
     fn new(form: Form, limit: Limit, sizes: &[usize]) -> Self {
         let scenario = |&keys| Scenario { form, keys, limit };
-        let columns = THREADS
-            .iter()
-            .flat_map(|&threads| sizes.iter().map(move |keys| (scenario(keys), threads)));
+        let columns =
+            THREADS.iter().flat_map(|&threads| sizes.iter().map(move |keys| (scenario(keys), threads)));
         Self {
             columns: columns.collect(),
             memory: sizes.last().map(scenario).filter(|_| limit == Limit::Admit),
@@ -120,9 +119,8 @@ impl Section {
                 let (peer, floor) = (least(Role::Peer)? / time, time / least(Role::Floor)?);
                 Some(format!("{peer:.1}x; {floor:.1}x"))
             };
-            let cells: Vec<String> = (self.columns.iter())
-                .map(|column| cell(column).unwrap_or_default())
-                .collect();
+            let cells: Vec<String> =
+                (self.columns.iter()).map(|column| cell(column).unwrap_or_default()).collect();
             if !cells.iter().all(String::is_empty) {
                 out += &row(ours.name, &cells);
             }
@@ -141,11 +139,7 @@ fn title(scenario: Scenario, threads: usize) -> String {
 /// Says so where a contender had fewer keys than the column's title says.
 fn fewer(settings: &Settings, entry: &Entry, scenario: Scenario) -> String {
     let keys = settings.keys(entry, scenario);
-    if keys < scenario.keys {
-        format!(" at {}", size(keys))
-    } else {
-        String::new()
-    }
+    if keys < scenario.keys { format!(" at {}", size(keys)) } else { String::new() }
 }
 
 fn nanos(value: f64) -> String {

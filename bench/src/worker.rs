@@ -26,11 +26,7 @@ impl Worker {
             .args([SUBCOMMAND, name])
             .arg(if form == Form::Text { "text" } else { "number" })
             .arg(job.keys.to_string())
-            .arg(if job.limit == Limit::Admit {
-                "admit"
-            } else {
-                "refuse"
-            })
+            .arg(if job.limit == Limit::Admit { "admit" } else { "refuse" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -76,11 +72,7 @@ pub fn become_worker(args: &[String]) {
         panic!("a worker takes a name, a form of key, a number of keys and a limit");
     };
     let form = if form == "text" { Form::Text } else { Form::Number };
-    let limit = if limit == "admit" {
-        Limit::Admit
-    } else {
-        Limit::Refuse
-    };
+    let limit = if limit == "admit" { Limit::Admit } else { Limit::Refuse };
     let keys = keys.parse().expect("a number of keys");
     let entries = contenders::all();
     let entry = entries.iter().find(|entry| entry.name == *name);

@@ -25,11 +25,7 @@ struct Floor {
 
 impl Floor {
     fn new(keys: usize, limit: Limit) -> Self {
-        Self {
-            cells: zeroed(keys.max(1024)),
-            hasher: RandomState::default(),
-            burst: limit.burst().into(),
-        }
+        Self { cells: zeroed(keys.max(1024)), hasher: RandomState::default(), burst: limit.burst().into() }
     }
 
     #[inline(always)]

@@ -29,10 +29,7 @@ impl Contender<Text> for Limitador {
             vec![],
             vec!["user".try_into().expect("an expression")],
         ));
-        Self {
-            limiter,
-            namespace: "bench".into(),
-        }
+        Self { limiter, namespace: "bench".into() }
     }
 
     #[inline(always)]

@@ -26,10 +26,7 @@ fn limiter(
     store: impl FnOnce(tollgate::MemoryStoreBuilder) -> tollgate::MemoryStoreBuilder,
 ) -> RateLimiter {
     let store = store(MemoryStore::builder().expected_keys(keys));
-    RateLimiter::per(1, limit.interval())
-        .burst(limit.burst().into())
-        .own_store(store)
-        .build()
+    RateLimiter::per(1, limit.interval()).burst(limit.burst().into()).own_store(store).build()
 }
 
 impl<K: Key + Sync> Contender<K> for OwnClock {
@@ -68,9 +65,7 @@ impl<K: Key + Sync> Contender<K> for NowPassedIn {
     #[inline(always)]
     fn decide_block(&self, keys: &[K; BLOCK]) -> usize {
         let now = SystemClock.now();
-        keys.iter()
-            .filter(|key| self.0.check_at(key, now).is_ok())
-            .count()
+        keys.iter().filter(|key| self.0.check_at(key, now).is_ok()).count()
     }
 }
 
@@ -88,8 +83,7 @@ impl<K: Key + Sync> Contender<K> for Batch {
     fn decide_block(&self, keys: &[K; BLOCK]) -> usize {
         let mut admitted = 0;
         for keys in keys.as_chunks::<16>().0 {
-            self.0
-                .check_many(keys, |_, outcome| admitted += usize::from(outcome.allowed));
+            self.0.check_many(keys, |_, outcome| admitted += usize::from(outcome.allowed));
         }
         admitted
     }

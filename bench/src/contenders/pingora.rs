@@ -21,10 +21,7 @@ impl<K: Hash> Contender<K> for Pingora {
             Limit::Admit => (Duration::from_secs(1), isize::MAX),
             Limit::Refuse => (limit.interval(), limit.burst() as isize),
         };
-        Self {
-            rate: Rate::new(window),
-            most,
-        }
+        Self { rate: Rate::new(window), most }
     }
 
     #[inline(always)]

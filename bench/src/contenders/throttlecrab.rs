@@ -30,22 +30,12 @@ impl Contender<Text> for Throttlecrab {
         }
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "its users pass in the wall clock, read for each call"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "its users pass in the wall clock, read for each call")]
     #[inline(always)]
     fn decide(&self, key: &Text) -> bool {
         let mut limiter = self.limiter.lock().expect("no thread panicked");
         limiter
-            .rate_limit(
-                as_str(key),
-                self.burst,
-                self.count,
-                self.period_seconds,
-                1,
-                SystemTime::now(),
-            )
+            .rate_limit(as_str(key), self.burst, self.count, self.period_seconds, 1, SystemTime::now())
             .expect("a valid limit")
             .0
     }

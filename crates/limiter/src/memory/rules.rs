@@ -381,7 +381,8 @@ impl Rules {
         macro_rules! raise {
             ($algorithm:expr, $state:expr) => {
                 heir.on_floor($algorithm, set, of, |floor| {
-                    *floor = $algorithm.join(floor, $state, now);
+                    // Under a rule that is no longer in force nothing has been refilled since it was.
+                    *floor = $algorithm.join(floor, $state, heir.changed(now));
                 })
             };
         }
