@@ -1,4 +1,4 @@
-//! Rate limits and load shedding for Rust services: exact, bounded in memory, and faster than the rest.
+//! Rate limits and load shedding for Rust services: exact, bounded in memory, and fast.
 //!
 //! ```
 //! use tollgate::RateLimiter;
