@@ -8,8 +8,10 @@
 //! A leaky bucket used as a meter is this bucket. Used as a queue it decides alike and also tells an admitted
 //! call how long to wait, so that calls leave one by one; the caller's timer is the queue.
 
+use std::num::NonZero;
+
 use crate::algorithm::{Algorithm, Packed, share};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -18,9 +20,9 @@ use crate::time::{Nanos, Timestamp};
 pub struct Bucket {
     capacity: u64,
     /// Units that one token is worth: P.
-    token: u64,
+    token: NonZero<u64>,
     /// Units paid back per nanosecond: R.
-    leak: u64,
+    leak: NonZero<u64>,
     /// The debt of an empty bucket: `capacity * token`.
     full: u64,
     /// Debt that delays nobody. A bucket that polices never delays, whatever the debt.
@@ -39,15 +41,16 @@ impl Bucket {
     pub fn new(capacity: u64, count: u64, period: Nanos) -> Result<Self, LimitError> {
         let (leak, token) = Self::units(count, period)?;
         let capacity = within("burst", capacity, 1, MAX_PRODUCT / token)?;
-        Ok(Self { capacity, token, leak, full: capacity * token, undelayed: u64::MAX })
+        Ok(Self { capacity, token, leak, full: capacity * token.get(), undelayed: u64::MAX })
     }
 
     /// Units paid back per nanosecond, and units of a token.
-    fn units(count: u64, period: Nanos) -> Result<(u64, u64), LimitError> {
+    fn units(count: u64, period: Nanos) -> Result<(NonZero<u64>, NonZero<u64>), LimitError> {
         let count = within("rate", count, 1, MAX_PRODUCT)?;
-        let period = within("period", period.as_u64(), 1, MAX_PRODUCT)?;
+        let period = time_within("period", period, 1, MAX_PRODUCT)?;
         let divisor = gcd(count, period);
-        Ok((count / divisor, period / divisor))
+        let part = |of: u64| NonZero::new(of / divisor).unwrap_or(NonZero::<u64>::MIN);
+        Ok((part(count), part(period)))
     }
 
     /// A queue that lets `count` calls per `period` leave one by one, with room for `queue` that wait, of
@@ -56,70 +59,68 @@ impl Bucket {
         let (_, token) = Self::units(count, period)?;
         let queue = within("queue", queue, 0, (MAX_PRODUCT / token).saturating_sub(1))?;
         let mut bucket = Self::new(queue + 1, count, period)?;
-        bucket.undelayed = within("undelayed", undelayed, 0, queue)? * bucket.token;
+        bucket.undelayed = within("undelayed", undelayed, 0, queue)? * bucket.token.get();
         Ok(bucket)
     }
 
     /// The debt at `now`, never more than an empty bucket owes.
     #[inline]
     fn owed(&self, state: &Debt, now: Timestamp) -> u64 {
-        let paid = now.since(state.at).as_u64().saturating_mul(self.leak);
+        let paid = now.since(state.at).as_u64().saturating_mul(self.leak.get());
         state.units.saturating_sub(paid).min(self.full)
     }
 
     /// How long it takes to pay `units` back.
     #[inline]
     fn time_for(&self, units: u64) -> u64 {
-        if self.leak == 1 { units } else { units.div_ceil(self.leak) }
+        if self.leak.get() == 1 { units } else { units.div_ceil(self.leak.get()) }
     }
 
     #[inline]
     fn remaining(&self, owed: u64) -> u64 {
-        (self.full - owed).checked_div(self.token).unwrap_or(0)
+        (self.full - owed) / self.token
     }
 
     /// Whether its words count whole nanoseconds from the origin, so that [`weigh_word`](Self::weigh_word) and
     /// [`word_after`](Self::word_after) hold.
     #[inline]
     pub fn is_whole(&self, base: Timestamp) -> bool {
-        self.leak == 1 && base == Timestamp::ZERO
+        self.leak.get() == 1 && base == Timestamp::ZERO
     }
 
-    /// As [`weigh`](Self::weigh), straight from the word of a bucket that counts whole nanoseconds.
+    /// Puts `cost` on top of what is owed at `now`, straight from the word of a bucket that counts whole
+    /// nanoseconds.
     #[inline]
     pub fn weigh_word(&self, word: u64, now: Timestamp, cost: u64) -> Weighed {
         self.weigh_owed(word.saturating_sub(now.as_nanos()).min(self.full), cost)
     }
 
-    /// The word after what was weighed at `now` was taken, of a bucket that counts whole nanoseconds.
-    #[inline]
-    pub fn word_after(&self, now: Timestamp, weighed: Weighed) -> u64 {
-        now.as_nanos().saturating_add(weighed.debt)
+    /// The word after `cost` was taken at `now`, if it fits, of a bucket that counts whole nanoseconds: as
+    /// [`decide`](Algorithm::decide) has it, in the fewest steps from word to word, because callers of the same key
+    /// wait for each other's.
+    #[inline(always)]
+    pub fn word_after(&self, word: u64, now: Timestamp, cost: u64) -> Option<u64> {
+        let price = if cost <= self.capacity { cost * self.token.get() } else { return None };
+        let after = word.max(now.as_nanos()).checked_add(price)?;
+        (after <= now.as_nanos().saturating_add(self.full)).then_some(after)
     }
 
-    /// Puts `cost` on top of what is owed at `now`. Nothing is decided for good before it is stored: this is
-    /// all that has to be done again when another thread was faster.
+    /// Puts `cost` on top of what is owed at `now`.
     #[inline]
-    pub fn weigh(&self, state: &Debt, now: Timestamp, cost: u64) -> Weighed {
+    fn weigh(&self, state: &Debt, now: Timestamp, cost: u64) -> Weighed {
         self.weigh_owed(self.owed(state, now), cost)
     }
 
     #[inline]
     fn weigh_owed(&self, owed: u64, cost: u64) -> Weighed {
-        let debt = if cost <= self.capacity { owed + cost * self.token } else { u64::MAX };
+        let debt = if cost <= self.capacity { owed + cost * self.token.get() } else { u64::MAX };
         Weighed { owed, debt }
     }
 
     /// Whether what was weighed fits.
     #[inline]
-    pub fn fits(&self, weighed: Weighed) -> bool {
+    fn fits(&self, weighed: Weighed) -> bool {
         weighed.debt <= self.full
-    }
-
-    /// The state after what was weighed was taken.
-    #[inline]
-    pub fn taken(&self, state: &Debt, now: Timestamp, weighed: Weighed) -> Debt {
-        Debt { units: weighed.debt, at: now.max(state.at) }
     }
 
     /// The answer to what was weighed and fits, with the debt left at `kept`.
@@ -130,16 +131,17 @@ impl Bucket {
         outcome
     }
 
+    /// The answer to what was weighed and does not fit.
     #[inline]
-    fn refused(&self, Weighed { owed, debt }: Weighed) -> Outcome {
+    pub fn refuse(&self, Weighed { owed, debt }: Weighed) -> Outcome {
         let wait = (debt != u64::MAX).then(|| self.time_for(debt - self.full));
         Outcome::refuse(self.remaining(owed), wait, self.time_for(owed))
     }
 
-    /// The answer to what was weighed: `Ok` if it fits and is taken.
+    /// The answer to what was weighed and fits, and is taken.
     #[inline]
-    pub fn answer(&self, weighed: Weighed) -> Result<Outcome, Outcome> {
-        if self.fits(weighed) { Ok(self.allowed(weighed, weighed.debt)) } else { Err(self.refused(weighed)) }
+    pub fn allow(&self, weighed: Weighed) -> Outcome {
+        self.allowed(weighed, weighed.debt)
     }
 }
 
@@ -161,21 +163,24 @@ impl Algorithm for Bucket {
     #[inline]
     fn decide(&self, state: &mut Debt, now: Timestamp, cost: u64) -> Outcome {
         let weighed = self.weigh(state, now, cost);
-        if cost > 0 && self.fits(weighed) {
-            *state = self.taken(state, now, weighed);
+        if !self.fits(weighed) {
+            return self.refuse(weighed);
         }
-        self.answer(weighed).unwrap_or_else(|refused| refused)
+        if cost > 0 {
+            *state = Debt { units: weighed.debt, at: now.max(state.at) };
+        }
+        self.allow(weighed)
     }
 
     #[inline]
     fn estimate(&self, state: &Debt, now: Timestamp, cost: u64) -> Outcome {
         let weighed = self.weigh(state, now, cost);
-        if self.fits(weighed) { self.allowed(weighed, weighed.owed) } else { self.refused(weighed) }
+        if self.fits(weighed) { self.allowed(weighed, weighed.owed) } else { self.refuse(weighed) }
     }
 
     fn refund(&self, state: &mut Debt, now: Timestamp, cost: u64, _taken: Timestamp) -> Outcome {
         let owed = self.owed(state, now);
-        let kept = owed.saturating_sub(cost.saturating_mul(self.token));
+        let kept = owed.saturating_sub(cost.saturating_mul(self.token.get()));
         if kept != owed {
             *state = Debt { units: kept, at: now.max(state.at) };
         }
@@ -184,8 +189,8 @@ impl Algorithm for Bucket {
 
     fn undo(&self, state: &mut Debt, now: Timestamp, cost: u64, taken: Timestamp) {
         // What was refilled since the charge was refilled for everybody: only the rest is still this call's.
-        let refilled = now.since(taken).as_u64().saturating_mul(self.leak);
-        let units = cost.saturating_mul(self.token).saturating_sub(refilled);
+        let refilled = now.since(taken).as_u64().saturating_mul(self.leak.get());
+        let units = cost.saturating_mul(self.token.get()).saturating_sub(refilled);
         let owed = self.owed(state, now);
         *state = Debt { units: owed.saturating_sub(units), at: now.max(state.at) };
     }
@@ -203,7 +208,7 @@ impl Algorithm for Bucket {
         let changed = changed.max(state.at);
         let owed = old.owed(state, changed);
         // The same number of tokens, in the new units, rounded towards the stricter side.
-        let units = (owed as u128 * self.token as u128).div_ceil(old.token.max(1) as u128);
+        let units = (owed as u128 * self.token.get() as u128).div_ceil(old.token.get() as u128);
         Debt { units: u64::try_from(units).unwrap_or(u64::MAX).min(self.full), at: changed }
     }
 }
@@ -216,13 +221,13 @@ impl Packed for Bucket {
 
     fn base(&self, now: Timestamp) -> Timestamp {
         // Whole nanoseconds need no base for the next two centuries.
-        if self.leak == 1 && now.as_nanos() >> 63 == 0 { Timestamp::ZERO } else { now }
+        if self.leak.get() == 1 && now.as_nanos() >> 63 == 0 { Timestamp::ZERO } else { now }
     }
 
     #[inline]
     fn pack(&self, base: Timestamp, state: Debt) -> u64 {
-        let after = state.at.since(base).as_u64().saturating_mul(self.leak);
-        let before = base.since(state.at).as_u64().saturating_mul(self.leak);
+        let after = state.at.since(base).as_u64().saturating_mul(self.leak.get());
+        let before = base.since(state.at).as_u64().saturating_mul(self.leak.get());
         after.saturating_add(state.units).saturating_sub(before)
     }
 

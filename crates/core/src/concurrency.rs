@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use hashbrown::HashMap;
 
 use crate::algorithm::{Algorithm, share};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -123,7 +123,7 @@ impl Leases {
     pub fn new(capacity: u64, ttl: Nanos) -> Result<Self, LimitError> {
         Ok(Self {
             capacity: within("concurrency", capacity, 1, MAX_PRODUCT)?,
-            ttl: within("lease", ttl.as_u64(), 1, MAX_PRODUCT)?,
+            ttl: time_within("lease", ttl, 1, MAX_PRODUCT)?,
         })
     }
 
@@ -195,6 +195,12 @@ impl Leases {
 }
 
 /// Units in progress, by kind.
+///
+/// ```
+/// use tollgate_core::concurrency::InProgress;
+///
+/// assert_eq!(InProgress { critical: 2, other: 5 }.total(), 7);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InProgress {
     /// Held by critical requests.

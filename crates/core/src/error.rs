@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::time::Nanos;
+
 /// A limit that cannot work: it is refused when built, so that deciding never has to check.
 ///
 /// ```
@@ -26,9 +28,24 @@ pub(crate) const MAX_PRODUCT: u64 = 1 << 62;
 
 /// `value` if it lies in `min..=max`.
 pub(crate) fn within(field: &'static str, value: u64, min: u64, max: u64) -> Result<u64, LimitError> {
+    within_shown(field, value, min, max, |number| number.to_string())
+}
+
+/// As [`within`], for a time in nanoseconds: it is written with its unit.
+pub(crate) fn time_within(field: &'static str, value: Nanos, min: u64, max: u64) -> Result<u64, LimitError> {
+    within_shown(field, value.as_u64(), min, max, |number| Nanos::new(number).to_string())
+}
+
+fn within_shown(
+    field: &'static str,
+    value: u64,
+    min: u64,
+    max: u64,
+    show: impl Fn(u64) -> String,
+) -> Result<u64, LimitError> {
     if (min..=max).contains(&value) {
         Ok(value)
     } else {
-        Err(LimitError { field, value: value.to_string(), allowed: format!("from {min} to {max}") })
+        Err(LimitError { field, value: show(value), allowed: format!("from {} to {}", show(min), show(max)) })
     }
 }

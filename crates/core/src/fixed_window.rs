@@ -4,7 +4,7 @@
 //! its simplicity; a sliding window does not have it.
 
 use crate::algorithm::{Algorithm, Packed, bits_for, share};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -38,10 +38,10 @@ pub struct Window {
 impl FixedWindow {
     /// `limit` units per `window`.
     pub fn new(limit: u64, window: Nanos, start: WindowStart) -> Result<Self, LimitError> {
-        let window = within("window", window.as_u64(), 1, MAX_PRODUCT)?;
-        let limit = within("limit", limit, 1, MAX_PRODUCT)?;
+        let window = time_within("period", window, 1, MAX_PRODUCT)?;
+        let limit = within("rate", limit, 1, MAX_PRODUCT)?;
         if let WindowStart::Aligned { offset } = start {
-            within("offset", offset.as_u64(), 0, window - 1)?;
+            time_within("offset", offset, 0, window - 1)?;
         }
         Ok(Self { limit, window, start })
     }

@@ -2,7 +2,7 @@
 
 use crate::algorithm::share;
 use crate::concurrency::{InProgress, LeaseId, LeaseSet};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -16,6 +16,12 @@ pub struct Fleet {
 }
 
 /// What the capacity of the fleet means for critical requests.
+///
+/// ```
+/// use tollgate_core::fleet::FleetMode;
+///
+/// assert_eq!(FleetMode::default(), FleetMode::Allocation);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FleetMode {
     /// Critical requests are counted and never refused; all others share what is not reserved.
@@ -39,7 +45,7 @@ impl Fleet {
                 allowed: "from 0 to 1".to_owned(),
             });
         }
-        let ttl = within("lease", ttl.as_u64(), 1, MAX_PRODUCT)?;
+        let ttl = time_within("lease", ttl, 1, MAX_PRODUCT)?;
         Ok(Self { capacity, allocation: capacity * (of - kept) / of, mode, ttl })
     }
 

@@ -3,7 +3,7 @@
 //! The first admitted call sets the beat, and the beat is kept while the key is remembered.
 
 use crate::algorithm::{Algorithm, Packed, bits_for, share};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -25,8 +25,8 @@ pub struct Batch {
 impl IntervalBucket {
     /// A bucket of `capacity` tokens that regains `refill` of them at the end of every `period`.
     pub fn new(capacity: u64, refill: u64, period: Nanos) -> Result<Self, LimitError> {
-        let period = within("period", period.as_u64(), 1, MAX_PRODUCT)?;
-        let refill = within("refill", refill, 1, MAX_PRODUCT)?;
+        let period = time_within("period", period, 1, MAX_PRODUCT)?;
+        let refill = within("rate", refill, 1, MAX_PRODUCT)?;
         let capacity = within("burst", capacity, 1, MAX_PRODUCT)?;
         Ok(Self { capacity, refill, period })
     }

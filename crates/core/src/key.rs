@@ -65,7 +65,7 @@ fn append(out: &mut Vec<u8>, key: &impl Key) {
 macro_rules! key_of_bytes {
     ($($type:ty => $method:ident),*) => {$(
         impl Key for $type {
-            #[inline]
+            #[inline(always)]
             fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
                 f(KeyRef { kind: Kind::Bytes, bytes: self.$method() })
             }
@@ -76,7 +76,7 @@ key_of_bytes!(str => as_bytes, String => as_bytes, [u8] => as_ref, Vec<u8> => as
     Cow<'_, str> => as_bytes, Box<str> => as_bytes, std::sync::Arc<str> => as_bytes);
 
 impl<const N: usize> Key for [u8; N] {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         f(KeyRef { kind: Kind::Bytes, bytes: self })
     }
@@ -85,7 +85,7 @@ impl<const N: usize> Key for [u8; N] {
 macro_rules! key_of_number {
     ($($type:ty),*) => {$(
         impl Key for $type {
-            #[inline]
+            #[inline(always)]
             fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
                 f(KeyRef { kind: Kind::Number, bytes: &(*self as u64).to_le_bytes() })
             }
@@ -95,21 +95,21 @@ macro_rules! key_of_number {
 key_of_number!(u8, u16, u32, u64, usize);
 
 impl Key for u128 {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         f(KeyRef { kind: Kind::Wide, bytes: &self.to_le_bytes() })
     }
 }
 
 impl Key for Ipv4Addr {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         f(KeyRef { kind: Kind::Ipv4, bytes: &self.octets() })
     }
 }
 
 impl Key for Ipv6Addr {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         match self.to_ipv4_mapped() {
             Some(v4) => v4.with(f),
@@ -119,7 +119,7 @@ impl Key for Ipv6Addr {
 }
 
 impl Key for IpAddr {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         match self {
             Self::V4(address) => address.with(f),
@@ -129,14 +129,14 @@ impl Key for IpAddr {
 }
 
 impl Key for KeyRef<'_> {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         f(*self)
     }
 }
 
 impl<K: Key + ?Sized> Key for &K {
-    #[inline]
+    #[inline(always)]
     fn with<R>(&self, f: impl FnOnce(KeyRef<'_>) -> R) -> R {
         (**self).with(f)
     }

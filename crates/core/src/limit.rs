@@ -53,12 +53,15 @@ pub struct Ask {
     pub lease: LeaseId,
     /// Whether it may use what a fleet reserves. Other limits do not look at it.
     pub critical: bool,
+    /// For giving back: when it was taken, if not at this moment. What was taken in a window that is over is not
+    /// given back to the present one.
+    pub taken: Option<Timestamp>,
 }
 
 impl From<u64> for Ask {
     #[inline]
     fn from(cost: u64) -> Self {
-        Self { cost, lease: LeaseId::default(), critical: false }
+        Self { cost, lease: LeaseId::default(), critical: false, taken: None }
     }
 }
 
@@ -99,31 +102,77 @@ pub enum State {
 
 impl Limit {
     /// `capacity` tokens, refilled by `count` per `period`.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::token_bucket(500, 100, Nanos::from_secs(1))?;
+    /// assert_eq!(limit.capacity(), 500);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn token_bucket(capacity: u64, count: u64, period: Nanos) -> Result<Self, LimitError> {
         Bucket::new(capacity, count, period).map(Self::Bucket)
     }
 
     /// `count` calls per `period` leave one by one; `queue` may wait, of which `undelayed` do not have to.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::leaky_queue(5, 10, Nanos::from_secs(1), 0)?;
+    /// assert_eq!(limit.capacity(), 6); // one at once and five that wait
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn leaky_queue(queue: u64, count: u64, period: Nanos, undelayed: u64) -> Result<Self, LimitError> {
         Bucket::queue(queue, count, period, undelayed).map(Self::Bucket)
     }
 
     /// `limit` units per `window`, in windows that begin as `start` says.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// use tollgate_core::fixed_window::WindowStart;
+    ///
+    /// let limit = Limit::fixed_window(100, Nanos::from_secs(60), WindowStart::FirstCall)?;
+    /// assert_eq!(limit.capacity(), 100);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn fixed_window(limit: u64, window: Nanos, start: WindowStart) -> Result<Self, LimitError> {
         FixedWindow::new(limit, window, start).map(Self::FixedWindow)
     }
 
     /// `limit` units in any `window`, exactly.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::sliding_log(5, Nanos::from_secs(60))?;
+    /// assert_eq!(limit.capacity(), 5);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn sliding_log(limit: u64, window: Nanos) -> Result<Self, LimitError> {
         Log::new(limit, window).map(Self::Log)
     }
 
     /// `limit` units per `window`, estimated from two counters.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::sliding_window(1000, Nanos::from_secs(60))?;
+    /// assert_eq!(limit.capacity(), 1000);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn sliding_window(limit: u64, window: Nanos) -> Result<Self, LimitError> {
         SlidingWindow::new(limit, window).map(Self::SlidingWindow)
     }
 
     /// `limit` units per `window`, counted in `buckets` sub-windows.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// use tollgate_core::log::SubWindows;
+    ///
+    /// let limit = Limit::sub_windows(1000, Nanos::from_secs(60), 6, SubWindows::NPlusOne)?;
+    /// assert_eq!(limit.capacity(), 1000);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn sub_windows(
         limit: u64,
         window: Nanos,
@@ -134,21 +183,50 @@ impl Limit {
     }
 
     /// `capacity` tokens, `refill` of which come back at the end of every `period`.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::interval_bucket(100, 10, Nanos::from_secs(1))?;
+    /// assert_eq!(limit.capacity(), 100);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn interval_bucket(capacity: u64, refill: u64, period: Nanos) -> Result<Self, LimitError> {
         IntervalBucket::new(capacity, refill, period).map(Self::IntervalBucket)
     }
 
     /// `capacity` units in progress, counted in this process.
+    ///
+    /// ```
+    /// # use tollgate_core::Limit;
+    /// assert!(Limit::concurrency(20).is_ok());
+    /// assert!(Limit::concurrency(0).is_err());
+    /// ```
     pub fn concurrency(capacity: u64) -> Result<Self, LimitError> {
         Concurrency::new(capacity).map(Self::Concurrency)
     }
 
     /// `capacity` units in progress, leased for `ttl` each.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::leases(20, Nanos::from_secs(30))?;
+    /// assert_eq!(limit.capacity(), 20);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn leases(capacity: u64, ttl: Nanos) -> Result<Self, LimitError> {
         Leases::new(capacity, ttl).map(Self::Leases)
     }
 
     /// `capacity` places in a fleet, the share `reserve.0 / reserve.1` of which is kept for critical calls.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// use tollgate_core::fleet::FleetMode;
+    ///
+    /// let limit = Limit::fleet(100, (20, 100), FleetMode::Allocation, Nanos::from_secs(30))?;
+    /// assert_eq!(limit.capacity(), 100);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
     pub fn fleet(
         capacity: u64,
         reserve: (u64, u64),

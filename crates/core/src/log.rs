@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::algorithm::{Algorithm, share};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -25,6 +25,12 @@ pub struct Log {
 }
 
 /// How many sub-windows count.
+///
+/// ```
+/// use tollgate_core::log::SubWindows;
+///
+/// assert_eq!(SubWindows::default(), SubWindows::NPlusOne);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SubWindows {
     /// One more than fit in the window: never more than the limit in any window.
@@ -50,8 +56,8 @@ struct Entry {
 impl Log {
     /// At most `limit` units in any `window`, exactly.
     pub fn new(limit: u64, window: Nanos) -> Result<Self, LimitError> {
-        let window = within("window", window.as_u64(), 1, MAX_PRODUCT)?;
-        let limit = within("limit", limit, 1, MAX_PRODUCT)?;
+        let window = time_within("period", window, 1, MAX_PRODUCT)?;
+        let limit = within("rate", limit, 1, MAX_PRODUCT)?;
         Ok(Self { limit, grain: 1, lifetime: window, spacing: 0, count_rejected: false })
     }
 
@@ -63,7 +69,7 @@ impl Log {
             return Err(LimitError {
                 field: "buckets",
                 value: count.to_string(),
-                allowed: format!("a divisor of the window of {} ns", window.as_u64()),
+                allowed: format!("a divisor of the period of {window}"),
             });
         }
         log.grain = window.as_u64() / count;
@@ -75,7 +81,7 @@ impl Log {
 
     /// Also refuses calls that come within `spacing` of the last one.
     pub fn min_difference(mut self, spacing: Nanos) -> Result<Self, LimitError> {
-        self.spacing = within("min_difference", spacing.as_u64(), 0, self.lifetime - 1)?;
+        self.spacing = time_within("min_difference", spacing, 0, self.lifetime - 1)?;
         Ok(self)
     }
 

@@ -3,6 +3,14 @@
 use crate::time::Nanos;
 
 /// The answer of one limit to one call.
+///
+/// ```
+/// use tollgate_core::Outcome;
+///
+/// let outcome = Outcome::refuse(0, Some(1_500_000_000), 3_000_000_000);
+/// assert!(!outcome.allowed);
+/// assert_eq!(outcome.retry_after.unwrap().as_secs_ceil(), 2); // Retry-After: 2
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an outcome that nobody reads limits nobody"]
 pub struct Outcome {
@@ -49,6 +57,15 @@ impl Outcome {
 }
 
 /// The answer of several limits to one call: all or nothing.
+///
+/// ```
+/// use tollgate_core::{Outcome, Verdict};
+///
+/// let verdict = Verdict::of(vec![Outcome::allow(5, 0), Outcome::refuse(0, Some(7), 9)]);
+/// assert!(!verdict.allowed);
+/// assert_eq!(verdict.retry_after.unwrap().as_u64(), 7);
+/// assert_eq!(verdict.refused_by().collect::<Vec<_>>(), [1]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a verdict that nobody reads limits nobody"]
 pub struct Verdict {

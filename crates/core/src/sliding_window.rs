@@ -4,7 +4,7 @@
 //! previous window to be spread evenly.
 
 use crate::algorithm::{Algorithm, Packed, bits_for, share};
-use crate::error::{LimitError, MAX_PRODUCT, within};
+use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -27,8 +27,8 @@ pub struct TwoWindows {
 impl SlidingWindow {
     /// `limit` units per `window`.
     pub fn new(limit: u64, window: Nanos) -> Result<Self, LimitError> {
-        let window = within("window", window.as_u64(), 1, MAX_PRODUCT)?;
-        let limit = within("limit", limit, 1, MAX_PRODUCT)?;
+        let window = time_within("period", window, 1, MAX_PRODUCT)?;
+        let limit = within("rate", limit, 1, MAX_PRODUCT)?;
         Ok(Self { limit, window })
     }
 

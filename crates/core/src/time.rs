@@ -7,10 +7,30 @@ use std::fmt;
 use std::time::Duration;
 
 /// An instant: nanoseconds since an origin that the clock chooses (the Unix epoch for the system clock).
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate_core::Timestamp;
+///
+/// let begun = Timestamp::from_secs(10);
+/// let ended = begun + Duration::from_millis(1500);
+/// assert_eq!(Duration::from(ended.since(begun)), Duration::from_millis(1500));
+/// assert_eq!(begun.since(ended).as_u64(), 0); // time never goes back
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 /// A duration in whole nanoseconds.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate_core::Nanos;
+///
+/// let wait = Nanos::new(1_200_000_000);
+/// assert_eq!(wait.as_secs_ceil(), 2);
+/// assert_eq!(Duration::from(wait), Duration::from_millis(1200));
+/// assert_eq!(wait.to_string(), "1.2s");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(u64);
 

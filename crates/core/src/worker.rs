@@ -69,6 +69,13 @@ pub struct Pressure {
 }
 
 /// A probability as an exact fraction.
+///
+/// ```
+/// use tollgate_core::worker::Fraction;
+///
+/// let Fraction { num, den } = Fraction { num: 1, den: 4 };
+/// assert_eq!(100 * num / den, 25); // percent
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fraction {
     /// The numerator; negative where an amount is below zero.

@@ -45,7 +45,8 @@ fn check_built(built: Result<Limit, LimitError>, arguments: &Arguments, can_work
             assert!(!can_work, "{error}, yet {arguments:?} can work");
             let named = arguments.iter().find(|(name, _)| *name == error.field);
             let (_, value) = named.unwrap_or_else(|| unreachable!("{error} names none of {arguments:?}"));
-            assert_eq!(error.value, value.to_string(), "{error}: {arguments:?}");
+            let as_time = Nanos::new(*value).to_string();
+            assert!([value.to_string(), as_time].contains(&error.value), "{error}: {arguments:?}");
             assert!(error.to_string().starts_with(error.field));
             None
         }
@@ -64,7 +65,7 @@ fn exercise(limit: &Limit) {
         for cost in costs {
             for critical in [false, true] {
                 id += 1;
-                let ask = Ask { cost, critical, lease: LeaseId(id) };
+                let ask = Ask { critical, lease: LeaseId(id), ..Ask::from(cost) };
                 for op in [Op::Estimate, Op::Charge, Op::Renew, Op::Estimate] {
                     let _ = limit.apply(op, &mut state, now, ask, now);
                 }
@@ -157,7 +158,7 @@ fn a_queue_of_any_size_is_refused_by_name_or_works() {
 fn an_interval_bucket_of_any_size_is_refused_by_name_or_works() {
     for (capacity, refill, period) in triples() {
         let can_work = is_small(&[refill]) && is_small(&[capacity]) && is_small(&[period]);
-        let arguments = vec![("burst", capacity), ("refill", refill), ("period", period)];
+        let arguments = vec![("burst", capacity), ("rate", refill), ("period", period)];
         check_rate(Spec::Interval { capacity, refill, period }, &arguments, can_work);
     }
 }
@@ -165,7 +166,7 @@ fn an_interval_bucket_of_any_size_is_refused_by_name_or_works() {
 #[test]
 fn a_fixed_window_of_any_size_is_refused_by_name_or_works() {
     for (limit, window, offset) in triples() {
-        let arguments = vec![("limit", limit), ("window", window), ("offset", offset)];
+        let arguments = vec![("rate", limit), ("period", window), ("offset", offset)];
         let can_work = is_small(&[limit]) && is_small(&[window]);
         check_rate(Spec::Aligned { limit, window, offset }, &arguments, can_work && offset < window);
         check_rate(Spec::Anchored { limit, window }, &arguments, can_work);
@@ -175,7 +176,7 @@ fn a_fixed_window_of_any_size_is_refused_by_name_or_works() {
 #[test]
 fn a_sliding_window_of_any_size_is_refused_by_name_or_works() {
     for (limit, window, _) in triples().filter(|(.., first)| *first == 0) {
-        let arguments = vec![("limit", limit), ("window", window)];
+        let arguments = vec![("rate", limit), ("period", window)];
         check_rate(Spec::TwoWindows { limit, window }, &arguments, is_small(&[limit]) && is_small(&[window]));
     }
 }
@@ -183,7 +184,7 @@ fn a_sliding_window_of_any_size_is_refused_by_name_or_works() {
 #[test]
 fn a_log_of_any_size_is_refused_by_name_or_works() {
     for (limit, window, spacing) in triples() {
-        let arguments = vec![("limit", limit), ("window", window), ("min_difference", spacing)];
+        let arguments = vec![("rate", limit), ("period", window), ("min_difference", spacing)];
         let can_work = is_small(&[limit]) && is_small(&[window]) && spacing < window;
         for count_rejected in [false, true] {
             check_rate(Spec::Log { limit, window, spacing, count_rejected }, &arguments, can_work);
@@ -194,7 +195,7 @@ fn a_log_of_any_size_is_refused_by_name_or_works() {
 #[test]
 fn sub_windows_of_any_size_are_refused_by_name_or_work() {
     for (limit, window, buckets) in triples() {
-        let arguments = vec![("limit", limit), ("window", window), ("buckets", buckets)];
+        let arguments = vec![("rate", limit), ("period", window), ("buckets", buckets)];
         let can_work =
             is_small(&[limit]) && is_small(&[window]) && buckets > 0 && window.is_multiple_of(buckets);
         for kind in [SubWindows::NPlusOne, SubWindows::N] {

@@ -172,7 +172,7 @@ struct Subject {
 
 impl Subject {
     fn apply(&mut self, op: Op, now: u64, id: u128, cost: u64, critical: bool) -> Outcome {
-        let ask = Ask { cost, lease: LeaseId(id), critical };
+        let ask = Ask { lease: LeaseId(id), critical, ..Ask::from(cost) };
         let now = Timestamp::from_nanos(now);
         self.limit.apply(op, &mut self.state, now, ask, now)
     }

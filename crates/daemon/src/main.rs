@@ -1,6 +1,6 @@
 //! The command line of Tollgate.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,7 +20,8 @@ struct Arguments {
 enum Command {
     /// Shows the four limiters at work (the default)
     Run,
-    /// Replays test-vector files through a store; exits with 1 if any step comes out differently
+    /// Replays test-vector files through a store; exits with 1 if any step comes out differently, with 2 if
+    /// nothing could be replayed
     Conformance {
         /// The folder whose *.json files are replayed; folders inside it are not
         dir: PathBuf,
@@ -36,17 +37,34 @@ enum StoreKind {
     Memory,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    let passed = match Arguments::parse().command.unwrap_or(Command::Run) {
-        Command::Run => {
-            demo::run()?;
-            true
+/// What the exit code says besides success: that something was tried and failed, or that it could not be tried.
+const FAILED: u8 = 1;
+const CANNOT: u8 = 2;
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command.unwrap_or(Command::Run)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => FAILED.into(),
+        // Whoever reads has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            CANNOT.into()
         }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<bool> {
+    match command {
+        Command::Run => demo::run().map(|()| true),
         Command::Conformance { dir, store: StoreKind::Memory } => {
             // Each case gets a store of its own for one key: a small one is enough, and quicker.
             let new_store = || MemoryStore::builder().max_bytes(8 << 20).build();
-            conformance::run(&dir, new_store, &mut io::stdout().lock())?.failed == 0
+            Ok(conformance::run(&dir, new_store, &mut io::stdout().lock())?.failed == 0)
         }
-    };
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

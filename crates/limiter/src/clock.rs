@@ -21,6 +21,22 @@ use tollgate_core::{Nanos, Timestamp};
 /// A clock should never go back, on whichever thread it is read: who sees something that another thread did after
 /// reading the clock reads a time that is no earlier. The clocks here keep that; with one that does not, time stands
 /// still until it has caught up.
+///
+/// ```
+/// use tollgate::{Clock, RateLimiter, Timestamp};
+///
+/// struct Frozen;
+///
+/// impl Clock for Frozen {
+///     fn now(&self) -> Timestamp {
+///         Timestamp::from_secs(1)
+///     }
+/// }
+///
+/// let limiter = RateLimiter::per_second(1).clock(Frozen).build();
+/// assert!(limiter.check("alice").is_ok());
+/// assert!(limiter.check("alice").is_err());
+/// ```
 pub trait Clock: Send + Sync + 'static {
     /// The time.
     fn now(&self) -> Timestamp;
@@ -33,6 +49,13 @@ pub trait Clock: Send + Sync + 'static {
 /// a few microseconds, which the processor's cycle counter measures. The counter only says when a reading
 /// is stale: time itself always comes from [`Instant`], so it cannot drift, and cores whose counters disagree
 /// merely read it more often. Where there is no such counter every call reads `Instant`.
+///
+/// ```
+/// use tollgate::{Clock, SystemClock};
+///
+/// let now = SystemClock.now();
+/// assert!(now <= SystemClock.now());
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -94,21 +117,50 @@ impl Clock for SystemClock {
 }
 
 /// A clock that moves only when told to: for tests and simulations. Clones share the time.
+///
+/// ```
+/// use tollgate::{Clock, ManualClock, Timestamp};
+///
+/// let clock = ManualClock::at(Timestamp::from_secs(5));
+/// clock.advance(std::time::Duration::from_secs(1));
+/// assert_eq!(clock.now(), Timestamp::from_secs(6));
+/// clock.set(Timestamp::from_secs(60));
+/// assert_eq!(clock.now(), Timestamp::from_secs(60));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
     /// A clock that shows `now`.
+    ///
+    /// ```
+    /// # use tollgate::{Clock, ManualClock, Timestamp};
+    /// assert_eq!(ManualClock::at(Timestamp::from_secs(5)).now(), Timestamp::from_secs(5));
+    /// ```
     pub fn at(now: Timestamp) -> Self {
         Self(Arc::new(AtomicU64::new(now.as_nanos())))
     }
 
     /// Moves the clock forward.
+    ///
+    /// ```
+    /// # use tollgate::{Clock, ManualClock, Timestamp}; use std::time::Duration;
+    /// let clock = ManualClock::default();
+    /// clock.advance(Duration::from_secs(5));
+    /// assert_eq!(clock.now(), Timestamp::from_secs(5));
+    /// ```
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(Nanos::from(by).as_u64(), Ordering::AcqRel);
     }
 
     /// Sets the clock; limiters ignore a step back.
+    ///
+    /// ```
+    /// # use tollgate::{Clock, ManualClock, Timestamp};
+    /// let clock = ManualClock::default();
+    /// clock.set(Timestamp::from_secs(5));
+    /// assert_eq!(clock.now(), Timestamp::from_secs(5));
+    /// ```
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_nanos(), Ordering::Release);
     }
@@ -124,11 +176,28 @@ impl Clock for ManualClock {
 /// A clock that a thread of its own ticks: the cheapest to read, as coarse as its tick.
 ///
 /// Refills come late by up to one tick, never early. The thread ends when the last clone is dropped.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{RateLimiter, TickedClock};
+///
+/// let clock = TickedClock::every(Duration::from_millis(1))?;
+/// let limiter = RateLimiter::per_second(10).clock(clock).build();
+/// # assert!(limiter.check("alice").is_ok());
+/// # Ok::<_, std::io::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct TickedClock(Arc<AtomicU64>);
 
 impl TickedClock {
     /// A clock that is set every `tick`.
+    ///
+    /// ```
+    /// # use tollgate::{Clock, TickedClock}; use std::time::Duration;
+    /// let clock = TickedClock::every(Duration::from_millis(5))?;
+    /// assert!(clock.now().as_nanos() > 0);
+    /// # Ok::<_, std::io::Error>(())
+    /// ```
     pub fn every(tick: Duration) -> std::io::Result<Self> {
         let now = Arc::new(AtomicU64::new(SystemClock.now().as_nanos()));
         let ticked: Weak<AtomicU64> = Arc::downgrade(&now);

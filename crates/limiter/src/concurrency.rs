@@ -33,6 +33,14 @@ pub struct ConcurrencyLimiter {
 
 /// The right to be in progress. It is given back when it is dropped: exactly once, on whichever thread, also when
 /// the work panics or is cancelled.
+///
+/// ```
+/// # use tollgate::ConcurrencyLimiter;
+/// let limiter = ConcurrencyLimiter::new(1);
+/// let permit = limiter.acquire("alice").unwrap();
+/// std::thread::spawn(move || drop(permit)).join().unwrap();
+/// assert!(limiter.acquire("alice").is_ok());
+/// ```
 #[derive(Debug)]
 #[must_use = "a permit that is dropped at once limits nothing"]
 pub struct Permit {
@@ -50,6 +58,12 @@ impl Drop for Permit {
 }
 
 /// Builds a [`ConcurrencyLimiter`].
+///
+/// ```
+/// # use tollgate::{ConcurrencyLimiter, MemoryStore};
+/// let limiter = ConcurrencyLimiter::builder(20).own_store(MemoryStore::builder().max_bytes(1 << 20)).build();
+/// # assert!(limiter.acquire("alice").is_ok());
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct ConcurrencyLimiterBuilder {
@@ -61,6 +75,12 @@ pub struct ConcurrencyLimiterBuilder {
 impl ConcurrencyLimiter {
     /// At most `capacity` in progress for each key.
     ///
+    /// ```
+    /// # use tollgate::ConcurrencyLimiter;
+    /// let limiter = ConcurrencyLimiter::new(20);
+    /// # assert!(limiter.acquire("alice").is_ok());
+    /// ```
+    ///
     /// # Panics
     ///
     /// If `capacity` is 0; see [`ConcurrencyLimiterBuilder::try_build`].
@@ -69,11 +89,26 @@ impl ConcurrencyLimiter {
     }
 
     /// A limiter made to measure.
+    ///
+    /// ```
+    /// # use tollgate::ConcurrencyLimiter;
+    /// let limiter = ConcurrencyLimiter::builder(20).name("uploads").build();
+    /// # assert!(limiter.acquire("alice").is_ok());
+    /// ```
     pub fn builder(capacity: u64) -> ConcurrencyLimiterBuilder {
         ConcurrencyLimiterBuilder { capacity, name: None, store: Err(MemoryStore::builder()) }
     }
 
     /// Takes a permit of weight 1.
+    ///
+    /// ```
+    /// # use tollgate::ConcurrencyLimiter;
+    /// let limiter = ConcurrencyLimiter::new(1);
+    /// let permit = limiter.acquire("alice").unwrap();
+    /// assert!(limiter.acquire("alice").is_err());
+    /// assert!(limiter.acquire("bob").is_ok());
+    /// # drop(permit);
+    /// ```
     pub fn acquire(&self, key: impl Key) -> Result<Permit, Refused> {
         self.acquire_n(key, 1)
     }
@@ -120,6 +155,16 @@ impl ConcurrencyLimiter {
     }
 
     /// Changes the capacity. Who is in progress stays so; newcomers wait until enough have left.
+    ///
+    /// ```
+    /// # use tollgate::ConcurrencyLimiter;
+    /// let limiter = ConcurrencyLimiter::new(1);
+    /// let first = limiter.acquire("alice").unwrap();
+    /// limiter.set_capacity(2)?;
+    /// assert!(limiter.acquire("alice").is_ok());
+    /// # drop(first);
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn set_capacity(&self, capacity: u64) -> Result<(), LimitError> {
         let limit = Limit::concurrency(capacity)?;
         // Only an unknown rule can fail, and this is the store's own.
@@ -130,24 +175,56 @@ impl ConcurrencyLimiter {
 
 impl ConcurrencyLimiterBuilder {
     /// Limiters of the same name in the same store count together. Without a name, a limiter is on its own.
+    ///
+    /// ```
+    /// # use std::sync::Arc; use tollgate::{ConcurrencyLimiter, MemoryStore};
+    /// let store = Arc::new(MemoryStore::new());
+    /// let here = ConcurrencyLimiter::builder(1).name("exports").store(&store).build();
+    /// let there = ConcurrencyLimiter::builder(1).name("exports").store(&store).build();
+    /// let permit = here.acquire("alice").unwrap();
+    /// assert!(there.acquire("alice").is_err());
+    /// # drop(permit);
+    /// ```
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
     /// Counts in a store that others use too.
+    ///
+    /// ```
+    /// # use std::sync::Arc; use tollgate::{ConcurrencyLimiter, MemoryStore};
+    /// let store = Arc::new(MemoryStore::new());
+    /// let limiter = ConcurrencyLimiter::builder(20).store(&store).build();
+    /// let permit = limiter.acquire("alice").unwrap();
+    /// assert_eq!(store.count_keys(None), 1);
+    /// # drop(permit);
+    /// ```
     pub fn store(mut self, store: &Arc<MemoryStore>) -> Self {
         self.store = Ok(Arc::clone(store));
         self
     }
 
     /// Settings for a store of its own, in place of the usual ones.
+    ///
+    /// ```
+    /// # use tollgate::{ConcurrencyLimiter, MemoryStore};
+    /// let store = MemoryStore::builder().exact_keys();
+    /// let limiter = ConcurrencyLimiter::builder(20).own_store(store).build();
+    /// # assert!(limiter.acquire("alice").is_ok());
+    /// ```
     pub fn own_store(mut self, store: MemoryStoreBuilder) -> Self {
         self.store = Err(store);
         self
     }
 
     /// The limiter.
+    ///
+    /// ```
+    /// # use tollgate::ConcurrencyLimiter;
+    /// let limiter = ConcurrencyLimiter::builder(20).build();
+    /// # assert!(limiter.acquire("alice").is_ok());
+    /// ```
     ///
     /// # Panics
     ///

@@ -30,6 +30,12 @@ pub struct FleetShedder {
 }
 
 /// Whether a request may use what is reserved.
+///
+/// ```
+/// # use tollgate::Priority;
+/// let priority = |method: &str| if method == "POST" { Priority::Critical } else { Priority::Other };
+/// assert_eq!(priority("GET"), Priority::Other);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// It may.
@@ -39,6 +45,16 @@ pub enum Priority {
 }
 
 /// A place in the fleet, given back when dropped.
+///
+/// ```
+/// # use tollgate::{FleetShedder, Priority};
+/// let fleet = FleetShedder::new(10, 20)?;
+/// let place = fleet.admit(Priority::Other).unwrap();
+/// assert_eq!(fleet.in_progress().other, 1);
+/// drop(place);
+/// assert_eq!(fleet.in_progress().other, 0);
+/// # Ok::<_, tollgate::LimitError>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a place that is given back at once limits nothing"]
 pub struct FleetPermit {
@@ -47,6 +63,16 @@ pub struct FleetPermit {
 }
 
 /// The request is shed: the places for its kind are taken. Answer 503 and let it come back later.
+///
+/// ```
+/// # use tollgate::{FleetShedder, Priority};
+/// let fleet = FleetShedder::new(1, 0)?;
+/// let place = fleet.admit(Priority::Other).unwrap();
+/// let full = fleet.admit(Priority::Other).unwrap_err();
+/// assert_eq!(full.in_progress.other, 1);
+/// # drop(place);
+/// # Ok::<_, tollgate::LimitError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "shed: no place is left for this request ({} critical and {} other requests are in progress)",
@@ -67,6 +93,13 @@ fn unpack(used: u64) -> InProgress {
 impl FleetShedder {
     /// A fleet of `capacity` places, `reserve_percent` of which only critical requests may use. Critical
     /// requests are counted and never refused.
+    ///
+    /// ```
+    /// # use tollgate::FleetShedder;
+    /// assert_eq!(FleetShedder::new(100, 20)?.remaining(), 80);
+    /// assert!(FleetShedder::new(0, 20).is_err());
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn new(capacity: u64, reserve_percent: u64) -> Result<Self, LimitError> {
         Self::with_mode(capacity, (reserve_percent, 100), FleetMode::Allocation)
     }
@@ -90,6 +123,16 @@ impl FleetShedder {
     }
 
     /// A place for a request, held until the permit is dropped.
+    ///
+    /// ```
+    /// # use tollgate::{FleetShedder, Priority};
+    /// let fleet = FleetShedder::new(100, 20)?;
+    /// match fleet.admit(Priority::Other) {
+    ///     Ok(place) => drop(place), // when the request has ended
+    ///     Err(full) => println!("503: {full}"),
+    /// }
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn admit(&self, priority: Priority) -> Result<FleetPermit, FleetFull> {
         let (critical, unit) = match priority {
             Priority::Critical => (true, CRITICAL),
@@ -113,11 +156,29 @@ impl FleetShedder {
     }
 
     /// What is in progress.
+    ///
+    /// ```
+    /// # use tollgate::{FleetShedder, Priority};
+    /// let fleet = FleetShedder::new(100, 20)?;
+    /// let place = fleet.admit(Priority::Critical).unwrap();
+    /// assert_eq!((fleet.in_progress().critical, fleet.in_progress().other), (1, 0));
+    /// # drop(place);
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn in_progress(&self) -> InProgress {
         unpack(self.used.load(Ordering::Acquire))
     }
 
     /// Places that a request which is not critical could take.
+    ///
+    /// ```
+    /// # use tollgate::{FleetShedder, Priority};
+    /// let fleet = FleetShedder::new(100, 20)?;
+    /// let place = fleet.admit(Priority::Other).unwrap();
+    /// assert_eq!(fleet.remaining(), 79);
+    /// # drop(place);
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn remaining(&self) -> u64 {
         self.fleet.remaining(self.in_progress())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use thiserror::Error;
-use tollgate_core::key::{Key, KeyRef};
+use tollgate_core::key::{Key, KeyRef, Kind};
 use tollgate_core::limit::{Ask, Op};
 use tollgate_core::store::{Charge, Rule, StoreError};
 use tollgate_core::{Limit, LimitError, Outcome, Timestamp, Verdict};
@@ -40,6 +40,16 @@ pub struct RateLimiter {
 }
 
 /// A call that may not proceed.
+///
+/// ```
+/// use tollgate::{Quota, RateLimiter};
+///
+/// let limiter = RateLimiter::per_second(10).and(Quota::per_hour(1)).build();
+/// limiter.check("alice").unwrap();
+/// let refused = limiter.check("alice").unwrap_err();
+/// assert_eq!(refused.limit, 1); // the hour's
+/// assert_eq!(refused.outcome.remaining, 0);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub struct Refused {
     /// What the limits said.
@@ -79,6 +89,12 @@ impl std::fmt::Display for Refused {
 }
 
 /// Builds a [`RateLimiter`].
+///
+/// ```
+/// # use tollgate::RateLimiter;
+/// let limiter = RateLimiter::per_second(10).burst(50).name("search").build();
+/// # assert!(limiter.check("alice").is_ok());
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct RateLimiterBuilder {
@@ -93,21 +109,45 @@ pub struct RateLimiterBuilder {
 impl RateLimiter {
     /// `count` calls per second and key, in bursts of as many unless [`burst`](RateLimiterBuilder::burst)
     /// says otherwise.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(100).build();
+    /// assert_eq!(limiter.check("alice").unwrap().remaining, 99);
+    /// ```
     pub fn per_second(count: u64) -> RateLimiterBuilder {
         Self::builder(Quota::per_second(count))
     }
 
     /// `count` calls per minute and key.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_minute(60).burst(5).build();
+    /// assert_eq!(limiter.check("alice").unwrap().remaining, 4);
+    /// ```
     pub fn per_minute(count: u64) -> RateLimiterBuilder {
         Self::builder(Quota::per_minute(count))
     }
 
     /// `count` calls per hour and key.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_hour(1000).build();
+    /// assert!(limiter.check_n("alice", 1001).is_err());
+    /// ```
     pub fn per_hour(count: u64) -> RateLimiterBuilder {
         Self::builder(Quota::per_hour(count))
     }
 
     /// `count` calls per day of 24 hours and key.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_day(10_000).burst(100).build();
+    /// assert!(limiter.check_n("alice", 100).is_ok());
+    /// ```
     pub fn per_day(count: u64) -> RateLimiterBuilder {
         Self::builder(Quota::per_day(count))
     }
@@ -142,6 +182,14 @@ impl RateLimiter {
     }
 
     /// Decides a call of cost 1, and charges it if it may proceed.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_hour(1).build();
+    /// assert!(limiter.check("alice").is_ok());
+    /// assert!(limiter.check("alice").is_err());
+    /// assert!(limiter.check(("alice", 443_u16)).is_ok()); // a key of two parts is another key
+    /// ```
     #[inline(always)]
     pub fn check(&self, key: impl Key) -> Result<Outcome, Refused> {
         self.check_n(key, 1)
@@ -158,7 +206,10 @@ impl RateLimiter {
     /// ```
     #[inline(always)]
     pub fn check_n(&self, key: impl Key, n: u64) -> Result<Outcome, Refused> {
-        key.with(|key| self.charge(key, n, None))
+        key.with(
+            #[inline(always)]
+            |key| self.charge(key, n, None),
+        )
     }
 
     /// As [`check`](Self::check), at a time of the caller's own. Time is the store's: it never goes back for any
@@ -177,9 +228,19 @@ impl RateLimiter {
     }
 
     /// As [`check_n`](Self::check_n), at a time of the caller's own.
+    ///
+    /// ```
+    /// # use tollgate::{RateLimiter, Timestamp};
+    /// let limiter = RateLimiter::per_second(10).build();
+    /// assert!(limiter.check_n_at("bob", 10, Timestamp::from_secs(7)).is_ok());
+    /// assert!(limiter.check_n_at("bob", 10, Timestamp::from_secs(8)).is_ok());
+    /// ```
     #[inline(always)]
     pub fn check_n_at(&self, key: impl Key, n: u64, now: Timestamp) -> Result<Outcome, Refused> {
-        key.with(|key| self.charge(key, n, Some(now)))
+        key.with(
+            #[inline(always)]
+            |key| self.charge(key, n, Some(now)),
+        )
     }
 
     /// What a call of cost `n` would be told, without taking anything: `remaining` is what is there now.
@@ -190,12 +251,20 @@ impl RateLimiter {
     /// assert_eq!(limiter.peek("alice", 1).unwrap().remaining, 10);
     /// ```
     pub fn peek(&self, key: impl Key, n: u64) -> Result<Outcome, Refused> {
-        key.with(|key| self.decide(Op::Estimate, key, n, None))
+        key.with(|key| self.decide(Op::Estimate, key, Ask::from(n), None))
     }
 
     /// As [`peek`](Self::peek), at a time of the caller's own.
+    ///
+    /// ```
+    /// # use tollgate::{RateLimiter, Timestamp};
+    /// let limiter = RateLimiter::per_second(10).build();
+    /// limiter.check_n_at("bob", 10, Timestamp::from_secs(7)).unwrap();
+    /// assert!(limiter.peek_at("bob", 1, Timestamp::from_secs(7)).is_err());
+    /// assert_eq!(limiter.peek_at("bob", 1, Timestamp::from_secs(8)).unwrap().remaining, 10);
+    /// ```
     pub fn peek_at(&self, key: impl Key, n: u64, now: Timestamp) -> Result<Outcome, Refused> {
-        key.with(|key| self.decide(Op::Estimate, key, n, Some(now)))
+        key.with(|key| self.decide(Op::Estimate, key, Ask::from(n), Some(now)))
     }
 
     /// Gives back `n` of what a call took, for a call that turned out cheaper. Never above the quota.
@@ -207,12 +276,42 @@ impl RateLimiter {
     /// assert_eq!(limiter.refund("query", 50).remaining, 90);
     /// ```
     pub fn refund(&self, key: impl Key, n: u64) -> Outcome {
-        self.refund_at(key, n, None)
+        self.give_back(key, Ask::from(n), None)
     }
 
-    /// As [`refund`](Self::refund), at a time of the caller's own if there is one.
-    pub fn refund_at(&self, key: impl Key, n: u64, now: Option<Timestamp>) -> Outcome {
-        key.with(|key| match self.decide(Op::Refund, key, n, now) {
+    /// As [`refund`](Self::refund), at a time of the caller's own.
+    ///
+    /// ```
+    /// # use tollgate::{RateLimiter, Timestamp};
+    /// let limiter = RateLimiter::per_hour(100).build();
+    /// limiter.check_n_at("query", 60, Timestamp::from_secs(5)).unwrap();
+    /// assert_eq!(limiter.refund_at("query", 50, Timestamp::from_secs(5)).remaining, 90);
+    /// ```
+    pub fn refund_at(&self, key: impl Key, n: u64, now: Timestamp) -> Outcome {
+        self.give_back(key, Ask::from(n), Some(now))
+    }
+
+    /// As [`refund`](Self::refund), for what was taken at `taken`: a call that took long. What it took from a window
+    /// that is over by now is not given back to the present one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Clock, ManualClock, Quota, RateLimiter};
+    ///
+    /// let clock = ManualClock::default();
+    /// let limiter = RateLimiter::builder(Quota::per_minute(100).fixed_window()).clock(clock.clone()).build();
+    /// let begun = clock.now();
+    /// limiter.check_n("report", 60).unwrap();
+    /// clock.advance(Duration::from_secs(60)); // another minute has begun
+    /// limiter.check_n("report", 60).unwrap();
+    /// assert_eq!(limiter.refund_taken("report", 50, begun).remaining, 40);
+    /// ```
+    pub fn refund_taken(&self, key: impl Key, n: u64, taken: Timestamp) -> Outcome {
+        self.give_back(key, Ask { taken: Some(taken), ..Ask::from(n) }, None)
+    }
+
+    fn give_back(&self, key: impl Key, ask: Ask, at: Option<Timestamp>) -> Outcome {
+        key.with(|key| match self.decide(Op::Refund, key, ask, at) {
             Ok(outcome) | Err(Refused { outcome, .. }) => outcome,
         })
     }
@@ -277,6 +376,12 @@ impl RateLimiter {
     }
 
     /// The limiter of a plan, or this one if there is no such plan.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let limiter = RateLimiter::per_second(50).plan("pro", Quota::per_second(1000)).build();
+    /// assert_eq!(limiter.plan_or_default("free").check("alice").unwrap().remaining, 49);
+    /// ```
     pub fn plan_or_default(&self, name: &str) -> &Self {
         self.plan(name).unwrap_or(self)
     }
@@ -299,46 +404,66 @@ impl RateLimiter {
     }
 
     /// The store that keeps the states.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(50).build();
+    /// limiter.check("alice").unwrap();
+    /// assert_eq!(limiter.store().count_keys(None), 1);
+    /// ```
     pub fn store(&self) -> &Arc<MemoryStore> {
         &self.store
     }
 
-    fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
+    pub(crate) fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
         std::iter::once(&*self.first).chain(self.more.iter()).map(|known| known.rule)
     }
 
     #[inline(always)]
     fn charge(&self, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
         if self.more.is_empty()
-            && let Some((bucket, weighed)) = self.store.charge_bucket(&self.first, key, n, at)
+            && let Some(charged) = self.store.charge_bucket(&self.first, key, n, at)
         {
-            return bucket.answer(weighed).map_err(|outcome| Refused { outcome, limit: 0 });
+            return charged.map_err(|outcome| Refused { outcome, limit: 0 });
         }
-        self.charge_slowly(key, n, at)
+        self.charge_slowly(key.kind, key.bytes, n, at)
     }
 
     #[cold]
     #[inline(never)]
-    fn charge_slowly(&self, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
+    fn charge_slowly(
+        &self,
+        kind: Kind,
+        bytes: &[u8],
+        n: u64,
+        at: Option<Timestamp>,
+    ) -> Result<Outcome, Refused> {
+        let key = KeyRef { kind, bytes };
         if !self.more.is_empty() {
-            return self.decide_all(Op::Charge, key, n, at);
+            return self.decide_all(Op::Charge, key, Ask::from(n), at);
         }
         let charged = self.store.charge_one(&self.first, key, n, at);
         let outcome = charged.unwrap_or_else(|_| self.store.fail_open());
         if outcome.allowed { Ok(outcome) } else { Err(Refused { outcome, limit: 0 }) }
     }
 
-    fn decide(&self, op: Op, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
+    fn decide(&self, op: Op, key: KeyRef<'_>, ask: Ask, at: Option<Timestamp>) -> Result<Outcome, Refused> {
         if !self.more.is_empty() {
-            return self.decide_all(op, key, n, at);
+            return self.decide_all(op, key, ask, at);
         }
-        let charge = Charge { rule: self.first.rule, key, ask: Ask::from(n) };
+        let charge = Charge { rule: self.first.rule, key, ask };
         let outcome = self.store.decide(op, charge, at).unwrap_or_else(|_| self.store.fail_open());
         if outcome.allowed { Ok(outcome) } else { Err(Refused { outcome, limit: 0 }) }
     }
 
-    fn decide_all(&self, op: Op, key: KeyRef<'_>, n: u64, at: Option<Timestamp>) -> Result<Outcome, Refused> {
-        let charges: Vec<_> = self.rules().map(|rule| Charge { rule, key, ask: Ask::from(n) }).collect();
+    fn decide_all(
+        &self,
+        op: Op,
+        key: KeyRef<'_>,
+        ask: Ask,
+        at: Option<Timestamp>,
+    ) -> Result<Outcome, Refused> {
+        let charges: Vec<_> = self.rules().map(|rule| Charge { rule, key, ask }).collect();
         let one_by_one = || {
             let outcomes = charges.iter().map(|charge| self.store.decide(op, *charge, at));
             outcomes.collect::<Result<Vec<Outcome>, StoreError>>().map(Verdict::of)
@@ -347,25 +472,36 @@ impl RateLimiter {
         let Ok(verdict) = verdict else {
             return Ok(self.store.fail_open());
         };
-        let longest = verdict.refused_by().max_by_key(|&limit| {
-            verdict.outcomes.get(limit).map(|outcome| (outcome.retry_after.is_none(), outcome.retry_after))
-        });
-        let outcome = Outcome {
-            allowed: verdict.allowed,
-            remaining: verdict.remaining,
-            retry_after: verdict.retry_after,
-            reset_after: verdict.reset_after,
-            delay: verdict.delay,
-        };
-        match longest {
-            None => Ok(outcome),
-            Some(limit) => Err(Refused { outcome, limit }),
-        }
+        answer(&verdict)
+    }
+}
+
+/// What a caller is told of several limits.
+pub(crate) fn answer(verdict: &Verdict) -> Result<Outcome, Refused> {
+    let longest = verdict.refused_by().max_by_key(|&limit| {
+        verdict.outcomes.get(limit).map(|outcome| (outcome.retry_after.is_none(), outcome.retry_after))
+    });
+    let outcome = Outcome {
+        allowed: verdict.allowed,
+        remaining: verdict.remaining,
+        retry_after: verdict.retry_after,
+        reset_after: verdict.reset_after,
+        delay: verdict.delay,
+    };
+    match longest {
+        None => Ok(outcome),
+        Some(limit) => Err(Refused { outcome, limit }),
     }
 }
 
 impl RateLimiterBuilder {
     /// How much may be taken at once; see [`Quota::burst`].
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(10).burst(50).build();
+    /// assert!(limiter.check_n("alice", 50).is_ok());
+    /// ```
     pub fn burst(mut self, burst: u64) -> Self {
         self.quota = self.quota.burst(burst);
         self
@@ -385,11 +521,26 @@ impl RateLimiterBuilder {
     }
 
     /// Another quota for keys of a plan; see [`RateLimiter::plan`].
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let limiter = RateLimiter::per_second(50).plan("pro", Quota::per_second(1000)).build();
+    /// assert!(limiter.plan("pro").is_some());
+    /// ```
     pub fn plan(self, name: impl Into<String>, quota: Quota) -> Self {
         self.plan_of(name, [quota])
     }
 
     /// Several limits for keys of a plan.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter};
+    /// let limiter = RateLimiter::per_second(5)
+    ///     .and(Quota::per_day(1000))
+    ///     .plan_of("pro", [Quota::per_second(50), Quota::per_day(100_000)])
+    ///     .build();
+    /// assert_eq!(limiter.plan("pro").unwrap().check("alice").unwrap().remaining, 49);
+    /// ```
     pub fn plan_of(mut self, name: impl Into<String>, quotas: impl IntoIterator<Item = Quota>) -> Self {
         self.plans.push((name.into(), quotas.into_iter().collect()));
         self
@@ -397,12 +548,29 @@ impl RateLimiterBuilder {
 
     /// Limiters of the same name in the same store share what a key has used. Without a name, a limiter is
     /// on its own.
+    ///
+    /// ```
+    /// # use std::sync::Arc; use tollgate::{MemoryStore, RateLimiter};
+    /// let store = Arc::new(MemoryStore::new());
+    /// let reads = RateLimiter::per_hour(2).name("calls").store(&store).build();
+    /// let writes = RateLimiter::per_hour(2).name("calls").store(&store).build();
+    /// assert_eq!(reads.check("alice").unwrap().remaining, 1);
+    /// assert_eq!(writes.check("alice").unwrap().remaining, 0);
+    /// ```
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
     /// Keeps its states in a store that others use too.
+    ///
+    /// ```
+    /// # use std::sync::Arc; use tollgate::{MemoryStore, RateLimiter};
+    /// let store = Arc::new(MemoryStore::builder().max_bytes(1 << 20).build());
+    /// let per_user = RateLimiter::per_second(10).store(&store).build();
+    /// let per_address = RateLimiter::per_second(100).store(&store).build();
+    /// # assert!(per_user.check("alice").is_ok() && per_address.check([127, 0, 0, 1]).is_ok());
+    /// ```
     pub fn store(mut self, store: &Arc<MemoryStore>) -> Self {
         self.store = Ok(Arc::clone(store));
         self
@@ -423,12 +591,27 @@ impl RateLimiterBuilder {
 
     /// Another clock than the system's, for a store of its own. A store that others use too keeps the clock that it
     /// was built with.
+    ///
+    /// ```
+    /// # use std::time::Duration; use tollgate::{ManualClock, RateLimiter};
+    /// let clock = ManualClock::default();
+    /// let limiter = RateLimiter::per_hour(1).clock(clock.clone()).build();
+    /// limiter.check("alice").unwrap();
+    /// clock.advance(Duration::from_secs(3600));
+    /// assert!(limiter.check("alice").is_ok());
+    /// ```
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Some(AnyClock::Other(Arc::new(clock)));
         self
     }
 
     /// The limiter.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_second(10).build();
+    /// # assert!(limiter.check("alice").is_ok());
+    /// ```
     ///
     /// # Panics
     ///

@@ -34,10 +34,10 @@ fn a_wrong_quota_is_refused_with_its_field_its_value_and_the_range() {
     let all = [
         (hour(0), "rate is 0: it must be from 1 to 4611686018427387904"),
         (hour(u64::MAX), "rate is 18446744073709551615: it must be from 1 to 4611686018427387904"),
-        (Quota::per(1, Duration::ZERO), "period is 0: it must be from 1 to 4611686018427387904"),
+        (Quota::per(1, Duration::ZERO), "period is 0ns: it must be from 1ns to 4611686018.427387904s"),
         (
             Quota::per(1, Duration::MAX),
-            "period is 18446744073709551615: it must be from 1 to 4611686018427387904",
+            "period is 18446744073.709551615s: it must be from 1ns to 4611686018.427387904s",
         ),
         (hour(1).burst(0), "burst is 0: it must be from 1 to 1281023"),
         (hour(1).burst(1_281_024), "burst is 1281024: it must be from 1 to 1281023"),
@@ -45,29 +45,45 @@ fn a_wrong_quota_is_refused_with_its_field_its_value_and_the_range() {
         (hour(0).burst(5), "rate is 0: it must be from 1 to 4611686018427387904"),
         (
             hour(1).burst(u64::MAX).leaky_queue(0),
-            "queue is 18446744073709551615: it must be from 0 to 1281022",
+            "burst is 18446744073709551615: it must be from 0 to 1281022",
         ),
-        (hour(1).burst(1_281_023).leaky_queue(0), "queue is 1281023: it must be from 0 to 1281022"),
+        (hour(1).burst(1_281_023).leaky_queue(0), "burst is 1281023: it must be from 0 to 1281022"),
         (hour(1).burst(3).leaky_queue(4), "undelayed is 4: it must be from 0 to 3"),
         (hour(0).leaky_queue(0), "rate is 0: it must be from 1 to 4611686018427387904"),
-        (hour(0).fixed_window(), "limit is 0: it must be from 1 to 4611686018427387904"),
+        (hour(0).fixed_window(), "rate is 0: it must be from 1 to 4611686018427387904"),
         (
             hour(u64::MAX).anchored_window(),
-            "limit is 18446744073709551615: it must be from 1 to 4611686018427387904",
+            "rate is 18446744073709551615: it must be from 1 to 4611686018427387904",
         ),
-        (hour(0).sliding_log(), "limit is 0: it must be from 1 to 4611686018427387904"),
-        (hour(0).sliding_window(), "limit is 0: it must be from 1 to 4611686018427387904"),
+        (hour(0).sliding_log(), "rate is 0: it must be from 1 to 4611686018427387904"),
+        (hour(0).sliding_window(), "rate is 0: it must be from 1 to 4611686018427387904"),
         (
             Quota::per(1, Duration::ZERO).sliding_window(),
-            "window is 0: it must be from 1 to 4611686018427387904",
+            "period is 0ns: it must be from 1ns to 4611686018.427387904s",
         ),
         (
             hour(5).sliding_log().min_difference(Duration::from_secs(3600)),
-            "min_difference is 3600000000000: it must be from 0 to 3599999999999",
+            "min_difference is 3600s: it must be from 0ns to 3599.999999999s",
         ),
         (hour(5).sub_windows(0), "buckets is 0: it must be from 1 to 3600000000000"),
-        (hour(5).sub_windows(7), "buckets is 7: it must be a divisor of the window of 3600000000000 ns"),
-        (hour(0).in_batches(), "refill is 0: it must be from 1 to 4611686018427387904"),
+        (hour(5).sub_windows(7), "buckets is 7: it must be a divisor of the period of 3600s"),
+        (
+            Quota::per_day(100_003),
+            "rate is 100003: it must be given a burst from 1 to 53375, or be a rounder number",
+        ),
+        (
+            hour(5).offset(Duration::from_secs(60)),
+            "offset is 60s: it must be left out, or used with a fixed window",
+        ),
+        (
+            hour(5).fixed_window().offset(Duration::from_secs(3600)),
+            "offset is 3600s: it must be from 0ns to 3599.999999999s",
+        ),
+        (
+            hour(5).sliding_window().counting_refused(),
+            "counting_refused is set: it must be left out, or used with a sliding log or sub-windows",
+        ),
+        (hour(0).in_batches(), "rate is 0: it must be from 1 to 4611686018427387904"),
         (hour(1).burst(0).in_batches(), "burst is 0: it must be from 1 to 4611686018427387904"),
     ];
     for (quota, message) in all {

@@ -206,7 +206,7 @@ fn a_refusal_stands_when_there_is_no_room_to_count_it() {
     let clock = ManualClock::at(at(TODAY));
     let builder = MemoryStore::builder().max_bytes(8192).table_share(0).clock(clock.clone());
     let store = Arc::new(builder.build());
-    let quota = tollgate::Quota::per_hour(5).sliding_log_counting_refused();
+    let quota = tollgate::Quota::per_hour(5).sliding_log().counting_refused();
     let limiter = RateLimiter::builder(quota).store(&store).build();
     for _ in 0..4 {
         clock.advance(Duration::from_nanos(1));

@@ -25,6 +25,8 @@ use crate::clock::{AnyClock, Clock};
 pub struct MemoryStoreBuilder {
     max_bytes: usize,
     table_share: Option<u8>,
+    /// Whether all of it will be in use.
+    dense: bool,
     exact: bool,
     seed: Option<u64>,
     clock: AnyClock,
@@ -32,7 +34,14 @@ pub struct MemoryStoreBuilder {
 
 impl Default for MemoryStoreBuilder {
     fn default() -> Self {
-        Self { max_bytes: 64 << 20, table_share: None, exact: false, seed: None, clock: AnyClock::default() }
+        Self {
+            max_bytes: 64 << 20,
+            table_share: None,
+            dense: false,
+            exact: false,
+            seed: None,
+            clock: AnyClock::default(),
+        }
     }
 }
 
@@ -48,18 +57,36 @@ impl MemoryStoreBuilder {
     ///
     /// Memory is reserved at once and used as keys come. Reckon with 26 bytes for every key in use under a
     /// small limit, whatever the key's length.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// assert_eq!(MemoryStore::builder().max_bytes(8 << 20).build().stats().max_bytes, 8 << 20);
+    /// ```
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes.max(MIN_BYTES);
         self
     }
 
     /// A ceiling that holds `keys` keys in use under one small limit, with few evictions.
-    pub fn expected_keys(self, keys: usize) -> Self {
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// let store = MemoryStore::builder().expected_keys(1_000_000).build();
+    /// assert!(store.stats().max_bytes < 32 << 20);
+    /// ```
+    pub fn expected_keys(mut self, keys: usize) -> Self {
+        self.dense = true;
         self.max_bytes(keys.saturating_mul(29).saturating_add(16 * 1024)).table_share(90)
     }
 
     /// How many percent of the ceiling are for small states (buckets, windows); the rest is for logs and
     /// requests in progress. 75 unless said otherwise.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// let for_logs = MemoryStore::builder().max_bytes(16 << 20).table_share(10).build();
+    /// # assert!(for_logs.stats().bytes < 2 << 20);
+    /// ```
     pub fn table_share(mut self, percent: u8) -> Self {
         self.table_share = Some(percent.min(100));
         self
@@ -73,12 +100,24 @@ impl MemoryStoreBuilder {
 
     /// Keeps whole keys instead of fingerprints: no two keys ever share a bucket, keys count towards the
     /// ceiling by their length, and decisions take a lock.
+    ///
+    /// ```
+    /// # use tollgate::{MemoryStore, RateLimiter};
+    /// let limiter = RateLimiter::per_second(5).own_store(MemoryStore::builder().exact_keys()).build();
+    /// # assert!(limiter.check("alice").is_ok());
+    /// ```
     pub fn exact_keys(mut self) -> Self {
         self.exact = true;
         self
     }
 
     /// Another clock than the system's.
+    ///
+    /// ```
+    /// # use tollgate::{ManualClock, MemoryStore, Timestamp};
+    /// let store = MemoryStore::builder().clock(ManualClock::at(Timestamp::from_secs(7))).build();
+    /// assert_eq!(store.now(), Timestamp::from_secs(7));
+    /// ```
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = AnyClock::Other(Arc::new(clock));
         self
@@ -91,18 +130,30 @@ impl MemoryStoreBuilder {
 
     /// A fixed seed for the hash instead of a random one, so that runs repeat exactly. For tests and
     /// measurements only: who knows the seed can make keys that collide.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// let store = MemoryStore::builder().fixed_seed(42).build();
+    /// # let _ = store.stats();
+    /// ```
     pub fn fixed_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
     /// The store.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// let store = MemoryStore::builder().build();
+    /// assert_eq!(store.count_keys(None), 0);
+    /// ```
     pub fn build(self) -> MemoryStore {
         let share = if self.exact { 0 } else { self.table_share.unwrap_or(75) };
         let floor_bytes = self.max_bytes / 64;
         let rest = self.max_bytes - floor_bytes;
         let for_table = (rest / 100 * usize::from(share)).min(rest - MIN_MAP_BYTES);
-        let table = Table::with_bytes(for_table);
+        let table = Table::with_bytes(for_table, self.dense);
         let maps = rest.saturating_sub(table.bytes());
         MemoryStore {
             rules: Rules::with_floor_bytes(floor_bytes),

@@ -26,6 +26,22 @@ impl MemoryStore {
     /// All states are looked at first, and a refusal touches none of them. Where two calls race for the last
     /// units, one of them may take a unit and give it back at once when another of its limits refuses: for
     /// that moment the limit is stricter, never looser.
+    ///
+    /// ```
+    /// use tollgate::core::limit::Ask;
+    /// use tollgate::core::store::Charge;
+    /// use tollgate::{Key, MemoryStore, Quota};
+    ///
+    /// let store = MemoryStore::new();
+    /// let second = store.define("per second", Quota::per_second(10).limit()?);
+    /// let hour = store.define("per hour", Quota::per_hour(100).limit()?);
+    /// let verdict = "alice".with(|key| {
+    ///     let charges = [second, hour].map(|rule| Charge { rule, key, ask: Ask::from(1) });
+    ///     store.decide_all(&charges, None)
+    /// })?;
+    /// assert!(verdict.allowed && verdict.remaining == 9);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         let mut now = self.time(at);
         loop {
@@ -59,7 +75,7 @@ impl MemoryStore {
             // theirs is locked, so that this refuses again.
             for ((target, ask), outcome) in targets.iter().zip(&mut outcomes) {
                 if !outcome.allowed && matches!(target.record.limit, Limit::Log(_)) {
-                    let call = Call { op: Op::Charge, ask: *ask, now, taken: now };
+                    let call = Call::new(Op::Charge, *ask, now);
                     *outcome = self.decide_locked(*target, call, &mut locked)?;
                 }
             }
@@ -73,7 +89,7 @@ impl MemoryStore {
         order.sort_by_key(|&index| targets.get(index).is_none_or(|(target, _)| !target.record.in_table));
         for (done, &index) in order.iter().enumerate() {
             let Some((target, ask)) = targets.get(index) else { continue };
-            let call = Call { op: Op::Charge, ask: *ask, now, taken: now };
+            let call = Call::new(Op::Charge, *ask, now);
             let outcome = self.decide_locked(*target, call, &mut locked);
             if let (Ok(outcome), Some(place)) = (&outcome, outcomes.get_mut(index)) {
                 *place = *outcome;
@@ -114,7 +130,7 @@ impl MemoryStore {
         locked: &mut Locked<'_>,
     ) -> Result<Vec<Outcome>, StoreError> {
         let estimate = |(target, ask): &(Target<'_>, Ask)| {
-            self.decide_locked(*target, Call { op: Op::Estimate, ask: *ask, now, taken: now }, locked)
+            self.decide_locked(*target, Call::new(Op::Estimate, *ask, now), locked)
         };
         targets.iter().map(estimate).collect()
     }

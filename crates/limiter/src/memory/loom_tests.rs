@@ -70,7 +70,7 @@ fn check(setup: fn(&Table, &Floors), threads: &'static [fn(&Table, &Floors)], th
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
-        let shared = Arc::new((Table::with_bytes(0), Floors::new()));
+        let shared = Arc::new((Table::with_bytes(0, false), Floors::new()));
         setup(&shared.0, &shared.1);
         let running: Vec<_> = threads
             .iter()

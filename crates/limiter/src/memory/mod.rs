@@ -26,7 +26,7 @@ pub use self::builder::MemoryStoreBuilder;
 use self::rules::{JudgeAt, Record, Rules};
 use self::shards::{Call, Shards, Target};
 use self::table::Table;
-use crate::clock::{AnyClock, SystemClock};
+use crate::clock::{AnyClock, Clock, SystemClock};
 
 /// Keeps the states of all limits of all keys of this process. Share it by reference or in an [`Arc`].
 ///
@@ -82,6 +82,14 @@ pub struct MemoryStore {
 }
 
 /// How full a store is.
+///
+/// ```
+/// # use tollgate::{MemoryStore, RateLimiter};
+/// let limiter = RateLimiter::per_second(5).build();
+/// limiter.check("alice").unwrap();
+/// let stats = limiter.store().stats();
+/// assert!(stats.bytes <= stats.max_bytes && stats.evictions == 0 && stats.failed_open == 0);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes that the store occupies at most with what it holds now.
@@ -116,17 +124,36 @@ pub(crate) struct Held {
 
 impl MemoryStore {
     /// A store with room for about two and a half million keys in 64 MiB.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// assert_eq!(MemoryStore::new().stats().max_bytes, 64 << 20);
+    /// ```
     pub fn new() -> Self {
         Self::builder().build()
     }
 
     /// A store made to measure.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// let store = MemoryStore::builder().max_bytes(1 << 20).build();
+    /// # let _ = store.stats();
+    /// ```
     pub fn builder() -> MemoryStoreBuilder {
         MemoryStoreBuilder::default()
     }
 
     /// Makes a limit known. Rules of one family share what a key has used: moving a key from one to another
     /// keeps it. The same limit in the same family is the same rule.
+    ///
+    /// ```
+    /// # use tollgate::{MemoryStore, Quota};
+    /// let store = MemoryStore::new();
+    /// let rule = store.define("per user", Quota::per_second(10).limit()?);
+    /// assert_eq!(rule, store.define("per user", Quota::per_second(10).limit()?));
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn define(&self, family: &str, limit: Limit) -> Rule {
         self.define_known(family, limit).rule
     }
@@ -139,6 +166,15 @@ impl MemoryStore {
 
     /// From now on the rule means another limit. What was used under the old one stays used; each key is
     /// converted when it is next seen. A change leaves some 200 bytes behind, beside the ceiling.
+    ///
+    /// ```
+    /// # use tollgate::{MemoryStore, Quota};
+    /// let store = MemoryStore::new();
+    /// let rule = store.define("per user", Quota::per_second(10).limit()?);
+    /// store.redefine(rule, Quota::per_second(20).limit()?, None)?;
+    /// assert_eq!(store.limit(rule).unwrap().capacity(), 20);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         self.rules.get(rule.0).ok_or(StoreError::UnknownRule(rule))?;
         self.rules.redefine(rule.0, limit, self.time(at), self.tables);
@@ -146,11 +182,27 @@ impl MemoryStore {
     }
 
     /// The limit that a rule means now.
+    ///
+    /// ```
+    /// # use tollgate::{MemoryStore, Quota};
+    /// let store = MemoryStore::new();
+    /// let limit = Quota::per_second(10).limit()?;
+    /// assert_eq!(store.limit(store.define("per user", limit)), Some(limit));
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
     pub fn limit(&self, rule: Rule) -> Option<Limit> {
         self.rules.newest(rule.0).map(|(_, record)| record.limit)
     }
 
     /// Forgets what a key has used of a rule's family.
+    ///
+    /// ```
+    /// # use tollgate::{Key, MemoryStore, Quota};
+    /// let store = MemoryStore::new();
+    /// let rule = store.define("per user", Quota::per_second(10).limit()?);
+    /// "alice".with(|key| store.forget(rule, key))?;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forget(&self, rule: Rule, key: KeyRef<'_>) -> Result<(), StoreError> {
         let (rule, record) = self.rules.newest(rule.0).ok_or(StoreError::UnknownRule(rule))?;
         let target = self.target(rule, record, self.hash(key, record), key);
@@ -177,7 +229,7 @@ impl MemoryStore {
             .as_ref()
             .map_or(KeyRef { kind: Kind::Bytes, bytes: &[] }, |(kind, bytes)| KeyRef { kind: *kind, bytes });
         let target = Target { rule, record, hash: held.hash, check: held.check, key };
-        let call = Call { op: Op::Refund, ask: Ask::from(held.cost), now, taken: now };
+        let call = Call::new(Op::Refund, Ask::from(held.cost), now);
         // Giving back needs no room, so it cannot fail.
         let _ = self.decide_in_maps(target, call);
     }
@@ -191,6 +243,14 @@ impl MemoryStore {
     }
 
     /// What a key has in progress under a concurrency limit or a fleet.
+    ///
+    /// ```
+    /// # use tollgate::{Key, Limit, MemoryStore};
+    /// let store = MemoryStore::new();
+    /// let rule = store.define("in progress", Limit::concurrency(20)?);
+    /// assert_eq!("alice".with(|key| store.count_in_progress(rule, key, None))?.other, 0);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn count_in_progress(
         &self,
         rule: Rule,
@@ -208,6 +268,11 @@ impl MemoryStore {
     }
 
     /// How full the store is.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// println!("{:?}", MemoryStore::new().stats());
+    /// ```
     pub fn stats(&self) -> Stats {
         let (bytes, evictions) = self.shards.usage();
         Stats {
@@ -219,12 +284,26 @@ impl MemoryStore {
     }
 
     /// Number of keys that are not idle, each under each of its rules. Walks the whole store.
+    ///
+    /// ```
+    /// # use tollgate::RateLimiter;
+    /// let limiter = RateLimiter::per_hour(5).build();
+    /// limiter.check("alice").unwrap();
+    /// limiter.check("bob").unwrap();
+    /// assert_eq!(limiter.store().count_keys(None), 2);
+    /// ```
     pub fn count_keys(&self, at: Option<Timestamp>) -> usize {
         let now = self.time(at);
         self.table.count_live(&self.judge(now)) + self.shards.count_live(&self.rules, now)
     }
 
     /// The time of the store's clock.
+    ///
+    /// ```
+    /// # use tollgate::MemoryStore;
+    /// let store = MemoryStore::new();
+    /// assert!(store.now() <= store.now());
+    /// ```
     #[inline]
     pub fn now(&self) -> Timestamp {
         self.time(None)
@@ -267,14 +346,21 @@ impl MemoryStore {
 
     /// As [`time`](Self::time), for a key that may have been charged before. Its first charge went the long way
     /// and left word that the clock is in use.
-    #[inline]
+    #[inline(always)]
     fn time_soon(&self, at: Option<Timestamp>) -> Timestamp {
         match at {
             None if self.clock.is_trusted() => {
-                self.clock.now().max(Timestamp::from_nanos(self.latest.load(Ordering::Acquire)))
+                SystemClock.now().max(Timestamp::from_nanos(self.latest.load(Ordering::Acquire)))
             }
-            _ => self.time(at),
+            None => self.time_of_clock(),
+            Some(_) => self.time(at),
         }
+    }
+
+    /// What a clock of the caller's own shows: a call, so that who uses the system's does not carry it along.
+    #[inline(never)]
+    fn time_of_clock(&self) -> Timestamp {
+        self.time(None)
     }
 
     /// The latest time at which anybody can have charged something that this thread has seen. A refusal at an
@@ -292,10 +378,17 @@ impl MemoryStore {
         self.rules.current(rule.0, now).ok_or(StoreError::UnknownRule(rule))
     }
 
-    #[inline]
+    #[inline(always)]
     fn hash(&self, key: KeyRef<'_>, record: &Record) -> u64 {
         let mut hasher = self.hash.build_hasher();
-        hasher.write(key.bytes);
+        match key.bytes.split_at_checked(16) {
+            // In two pieces of a length that is hashed in place, which is quicker than calling for the whole.
+            Some((head, tail)) if tail.len() <= 16 => {
+                hasher.write(head);
+                hasher.write(tail);
+            }
+            _ => hasher.write(key.bytes),
+        }
         // Kinds and families are told apart after the costly part.
         hasher.finish() ^ record.salt ^ KIND_SALT.wrapping_mul(key.kind as u64)
     }

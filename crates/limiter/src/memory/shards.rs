@@ -22,6 +22,8 @@ pub(crate) struct Shards {
     shards: Box<[Mutex<Shard>]>,
     exact: bool,
     budget: Arc<Budget>,
+    /// How often [`relieve`](Self::relieve) was called.
+    relieved: AtomicUsize,
 }
 
 /// The bytes of all shards together, and their ceiling.
@@ -75,6 +77,12 @@ pub(crate) struct Call {
     pub(crate) now: Timestamp,
     /// When that which is given back was taken.
     pub(crate) taken: Timestamp,
+}
+
+impl Call {
+    pub(crate) fn new(op: Op, ask: Ask, now: Timestamp) -> Self {
+        Self { op, ask, now, taken: ask.taken.unwrap_or(now) }
+    }
 }
 
 #[derive(Debug)]
@@ -134,7 +142,7 @@ impl Shards {
         let count = (bytes >> 16).clamp(1, 64).next_power_of_two();
         let budget = Arc::new(Budget { used: AtomicUsize::new(0), ceiling: bytes });
         let shards = (0..count).map(|_| Mutex::new(Shard::new(Arc::clone(&budget))));
-        Self { shards: shards.collect(), exact, budget }
+        Self { shards: shards.collect(), exact, budget, relieved: AtomicUsize::new(0) }
     }
 
     /// The number of the shard of a hash.
@@ -247,7 +255,10 @@ impl Shards {
     /// Evicts one entry from whichever shard can be had. A shard that others hold, or this thread itself, is passed
     /// over: waiting for it could be for ever.
     fn relieve(&self, rules: &Rules, now: Timestamp) -> bool {
-        self.shards.iter().filter_map(Mutex::try_lock).any(|mut shard| {
+        // Not always from the same shard.
+        let first = self.relieved.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
+        let (before, from) = self.shards.split_at(first);
+        from.iter().chain(before).filter_map(Mutex::try_lock).any(|mut shard| {
             let least = shard.least(rules, now, None);
             least.map(|(position, _)| shard.evict(rules, position, now)).is_some()
         })

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tollgate_core::algorithm::{Algorithm, Packed};
-use tollgate_core::bucket::{Bucket, Weighed};
+use tollgate_core::algorithm::Packed;
 use tollgate_core::key::{Key, KeyRef};
 use tollgate_core::limit::{self, Ask, Op};
 use tollgate_core::store::{Charge, Rule, StoreError};
@@ -12,37 +11,68 @@ use tollgate_core::{Limit, Outcome, Timestamp};
 use super::group::Locked;
 use super::rules::{Record, on_word};
 use super::shards::{Call, Elsewhere, Shard, Target};
-use super::table::{Judge, Place, Tag};
+use super::table::{Judge, Line, Place, Tag};
 use super::{KnownRule, MemoryStore};
 
 impl MemoryStore {
-    /// Charges a key that is in the table to a bucket: the way that nearly every decision takes, on one screen
-    /// and in registers. `None` for everything else and for a key's first call: see
+    /// Charges a key that is in the table to a bucket that counts whole nanoseconds: the way that nearly every
+    /// decision takes, on one screen and in registers. `None` for everything else and for a key's first call: see
     /// [`charge_one`](Self::charge_one).
     #[inline(always)]
-    pub(crate) fn charge_bucket<'r>(
-        &'r self,
-        rule: &'r KnownRule,
+    pub(crate) fn charge_bucket(
+        &self,
+        rule: &KnownRule,
         key: KeyRef<'_>,
         cost: u64,
         at: Option<Timestamp>,
-    ) -> Option<(&'r Bucket, Weighed)> {
-        let now = self.time_soon(at);
+    ) -> Option<Result<Outcome, Outcome>> {
         let (number, record) = match rule.moved.load(Ordering::Acquire) {
             0 => (rule.rule.0, &*rule.record),
-            moved => (moved, self.rules.get(moved)?),
+            moved => (moved, self.redefined(moved)?),
         };
+        if record.fast_until.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let hash = self.hash(key, record);
+        // The clock is read while the line is on its way.
+        let line = self.table.fetch(self.table.place(hash))?;
+        let now = self.time_soon(at);
+        self.charge_line(line, number, record, hash, now, cost, at)
+    }
+
+    /// The record that has taken another's place: a call, so that limits which never change do not carry it along.
+    #[inline(never)]
+    fn redefined(&self, number: u32) -> Option<&Record> {
+        self.rules.get(number)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "one call in two places, both to be inlined")]
+    fn charge_line(
+        &self,
+        line: Line<'_>,
+        rule: u32,
+        record: &Record,
+        hash: u64,
+        now: Timestamp,
+        cost: u64,
+        at: Option<Timestamp>,
+    ) -> Option<Result<Outcome, Outcome>> {
         if now.as_nanos() >= record.fast_until.load(Ordering::Acquire) {
             return None;
         }
         let Limit::Bucket(bucket) = &record.limit else { return None };
-        let hash = self.hash(key, record);
-        let weighed = self.table.update(self.table.place(hash), Tag::new(hash, number), |word| {
+        let charged = self.table.update_from(line, Tag::new(hash, rule), |word| {
             let weighed = bucket.weigh_word(word, now, cost);
-            let takes = cost > 0 && bucket.fits(weighed);
-            (takes.then(|| bucket.word_after(now, weighed)), weighed)
+            match bucket.word_after(word, now, cost) {
+                Some(after) => ((cost > 0).then_some(after), Ok(weighed)),
+                None => (None, Err(weighed)),
+            }
         })?;
-        (bucket.fits(weighed) || self.latest_seen(at) <= now).then_some((bucket, weighed))
+        match charged {
+            Ok(weighed) => Some(Ok(bucket.allow(weighed))),
+            Err(weighed) => (self.latest_seen(at) <= now).then(|| Err(bucket.refuse(weighed))),
+        }
     }
 
     /// Charges a key, whatever its limit.
@@ -59,37 +89,29 @@ impl MemoryStore {
         if number != rule.rule.0 {
             rule.moved.store(number, Ordering::Release);
         }
-        if record.in_table
-            && let Some(outcome) = self.charge_word(record, number, self.hash(key, record), now, cost)
-            && (outcome.allowed || self.latest_seen(at) <= now)
-        {
-            return Ok(outcome);
+        if record.in_table {
+            let hash = self.hash(key, record);
+            let charged = on_word!(record, algorithm => {
+                match self.charge_word(algorithm, record, number, hash, now, cost) {
+                    Some(outcome) => outcome,
+                    None => {
+                        let call = Call::new(Op::Charge, Ask::from(cost), now);
+                        self.decide_missing(algorithm, self.target(number, record, hash, key), call, None)
+                    }
+                }
+            }, else Outcome::allow(0, 0));
+            if charged.allowed || self.latest_seen(at) <= now {
+                return Ok(charged);
+            }
         }
         self.decide(Op::Charge, Charge { rule: rule.rule, key, ask: Ask::from(cost) }, at)
     }
 
-    /// Weighs a charge and takes it if it fits and the key is there.
-    #[inline(always)]
-    pub(super) fn charge_bucket_word(
+    /// Charges a key that is in the table.
+    #[inline]
+    fn charge_word<A: Packed>(
         &self,
-        bucket: &Bucket,
-        record: &Record,
-        rule: u32,
-        hash: u64,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Weighed> {
-        let base = record.base();
-        self.table.update(self.table.place(hash), Tag::new(hash, rule), |word| {
-            let state = bucket.unpack(base, word);
-            let weighed = bucket.weigh(&state, now, cost);
-            let takes = cost > 0 && bucket.fits(weighed);
-            (takes.then(|| bucket.pack(base, bucket.taken(&state, now, weighed))), weighed)
-        })
-    }
-
-    pub(super) fn charge_word(
-        &self,
+        algorithm: &A,
         record: &Record,
         rule: u32,
         hash: u64,
@@ -97,20 +119,32 @@ impl MemoryStore {
         cost: u64,
     ) -> Option<Outcome> {
         let base = record.base();
-        on_word!(record, a => self.table.update(self.table.place(hash), Tag::new(hash, rule), |word| {
-            let mut state = a.unpack(base, word);
-            let outcome = a.decide(&mut state, now, cost);
+        self.table.update(self.table.place(hash), Tag::new(hash, rule), |word| {
+            let mut state = algorithm.unpack(base, word);
+            let outcome = algorithm.decide(&mut state, now, cost);
             // A refused or a free call changes nothing.
-            ((outcome.allowed && cost > 0).then(|| a.pack(base, state)), outcome)
-        }), else None)
+            ((outcome.allowed && cost > 0).then(|| algorithm.pack(base, state)), outcome)
+        })
     }
 
     /// Does one thing to one limit of one key. `at` is the time for those who bring their own.
+    ///
+    /// ```
+    /// use tollgate::core::limit::{Ask, Op};
+    /// use tollgate::core::store::Charge;
+    /// use tollgate::{Key, MemoryStore, Quota};
+    ///
+    /// let store = MemoryStore::new();
+    /// let rule = store.define("per user", Quota::per_second(10).limit()?);
+    /// let outcome = "alice".with(|key| store.decide(Op::Charge, Charge { rule, key, ask: Ask::from(3) }, None))?;
+    /// assert_eq!(outcome.remaining, 7);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn decide(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
         let now = self.time(at);
         let (rule, record) = self.current(charge.rule, now)?;
         let hash = self.hash(charge.key, record);
-        let call = Call { op, ask: charge.ask, now, taken: now };
+        let call = Call::new(op, charge.ask, now);
         if !record.in_table {
             return self.decide_in_maps(self.target(rule, record, hash, charge.key), call);
         }
@@ -121,12 +155,24 @@ impl MemoryStore {
         }
         let now = latest;
         let (rule, record) = self.current(charge.rule, now)?;
-        let call = Call { now, taken: now, ..call };
+        let call = Call::new(op, charge.ask, now);
         Ok(self.decide_in_table(rule, record, hash, charge.key, call, None))
     }
 
     /// Decides the same charge for many keys of one rule and tells `each` the outcome. Keys are fetched ahead of
     /// being decided, so that with many millions of them the waits for memory overlap.
+    ///
+    /// ```
+    /// # use tollgate::{MemoryStore, Quota};
+    /// let store = MemoryStore::new();
+    /// let rule = store.define("per user", Quota::per_hour(1).limit()?);
+    /// let mut allowed = 0;
+    /// store.decide_many(rule, &["a", "b", "a"], 1, None, |_, outcome| {
+    ///     allowed += u32::from(outcome.is_ok_and(|outcome| outcome.allowed));
+    /// })?;
+    /// assert_eq!(allowed, 2);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn decide_many<'k, K: Key>(
         &self,
         rule: Rule,
@@ -139,21 +185,20 @@ impl MemoryStore {
         for batch in keys.chunks(AHEAD) {
             let now = self.time(at);
             let (number, record) = self.current(rule, now)?;
-            let call = Call { op: Op::Charge, ask: Ask::from(cost), now, taken: now };
-            let mut hashes = [0; AHEAD];
-            let mut fetched = 0;
-            for (key, hash) in batch.iter().zip(&mut hashes) {
-                *hash = key.with(|key| self.hash(key, record));
-                fetched ^= self.table.fetch(self.table.place(*hash));
+            let call = Call::new(Op::Charge, Ask::from(cost), now);
+            let mut fetched = [(0, None); AHEAD];
+            for (key, (hash, line)) in batch.iter().zip(&mut fetched) {
+                *hash = key.with(
+                    #[inline(always)]
+                    |key| self.hash(key, record),
+                );
+                *line = self.table.fetch(self.table.place(*hash));
             }
-            // The loads above are their own purpose.
-            std::hint::black_box(fetched);
-            for (key, &hash) in batch.iter().zip(&hashes) {
-                if record.in_table
-                    && let Limit::Bucket(bucket) = &record.limit
-                    && let Some(weighed) = self.charge_bucket_word(bucket, record, number, hash, now, cost)
+            for (key, &(hash, line)) in batch.iter().zip(&fetched) {
+                if let Some(line) = line
+                    && let Some(charged) = self.charge_line(line, number, record, hash, now, cost, at)
                 {
-                    each(key, Ok(bucket.answer(weighed).unwrap_or_else(|refused| refused)));
+                    each(key, Ok(charged.unwrap_or_else(|refused| refused)));
                     continue;
                 }
                 let outcome = key.with(|key| match record.in_table {

@@ -83,6 +83,13 @@ pub(crate) struct Place {
     hash: u64,
 }
 
+/// A place with its own line at hand.
+#[derive(Clone, Copy)]
+pub(crate) struct Line<'a> {
+    slots: &'a [Slot; LINE],
+    place: Place,
+}
+
 /// A key's mark under one rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag(u64);
@@ -154,13 +161,13 @@ pub(crate) struct Table {
 struct CacheLine<T>(T);
 
 impl Table {
-    /// A table of at most `bytes`, and of at least one set.
-    pub(crate) fn with_bytes(bytes: usize) -> Self {
+    /// A table of at most `bytes`, and of at least one set; `dense` if nearly all of it will be in use.
+    pub(crate) fn with_bytes(bytes: usize, dense: bool) -> Self {
         let set = SET * size_of::<Slot>();
         let locks = (bytes / set / 16).clamp(1, 1024).next_power_of_two();
         let lock_bytes = locks * size_of::<CacheLine<Lock>>();
         let sets = (bytes.saturating_sub(lock_bytes) / set).saturating_sub(1).max(1);
-        let slots = empty_slots(SET.saturating_mul(sets + 1));
+        let slots = empty_slots(SET.saturating_mul(sets + 1), if dense { HUGE_DENSE } else { HUGE });
         let sets = sets.min((slots.len() / SET).saturating_sub(1)).max(1);
         let into_set = (slots.as_ptr() as usize / size_of::<Slot>()) % SET;
         Self {
@@ -235,10 +242,10 @@ impl Table {
     }
 
     #[inline(always)]
-    fn find(&self, place: Place, tag: Tag) -> Option<&Slot> {
-        match Self::search(self.line(place.line)?, tag) {
+    fn find<'a>(&'a self, line: Line<'a>, tag: Tag) -> Option<&'a Slot> {
+        match Self::search(line.slots, tag) {
             Some(slot) => Some(slot),
-            None => self.find_further(place, tag),
+            None => self.find_further(line.place, tag),
         }
     }
 
@@ -285,11 +292,22 @@ impl Table {
         &self,
         place: Place,
         tag: Tag,
+        step: impl FnMut(u64) -> (Option<u64>, R),
+    ) -> Option<R> {
+        self.update_from(Line { slots: self.line(place.line)?, place }, tag, step)
+    }
+
+    /// As [`update`](Self::update), for a line that was sent for.
+    #[inline(always)]
+    pub(crate) fn update_from<R>(
+        &self,
+        line: Line<'_>,
+        tag: Tag,
         mut step: impl FnMut(u64) -> (Option<u64>, R),
     ) -> Option<R> {
         let pad = pad(tag.0);
         loop {
-            let slot = self.find(place, tag)?;
+            let slot = self.find(line, tag)?;
             let stored = slot.word.load(Ordering::Acquire);
             if slot.tag.load(Ordering::Relaxed) != tag.0 {
                 continue;
@@ -302,10 +320,18 @@ impl Table {
         }
     }
 
-    /// Brings a place's own line near, so that what follows does not wait for it.
-    #[inline]
-    pub(crate) fn fetch(&self, place: Place) -> u64 {
-        self.line(place.line).map_or(0, |[first, ..]| first.tag.load(Ordering::Relaxed))
+    /// Sends for a place's own line, so that what follows waits less for it.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, place: Place) -> Option<Line<'_>> {
+        let slots = self.line(place.line)?;
+        #[cfg(all(target_arch = "x86_64", not(tollgate_loom)))]
+        // SAFETY: every x86-64 processor has the instruction; it is a hint and changes nothing.
+        #[allow(unsafe_code)]
+        unsafe {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(slots.as_ptr().cast());
+        }
+        Some(Line { slots, place })
     }
 
     /// Whether a key is certainly absent: none of its slots has its tag, and none is just changing hands, which
@@ -434,12 +460,14 @@ fn scale(hash: u64, n: usize) -> usize {
 /// Slots as the system hands them out: zero, and not resident before they are used. That is why the table
 /// aligns its sets itself: memory of a larger alignment would be zeroed by hand.
 #[cfg(not(tollgate_loom))]
-fn empty_slots(count: usize) -> Box<[Slot]> {
+fn empty_slots(count: usize, huge: usize) -> Box<[Slot]> {
     let mut granted = count;
     loop {
         match bytemuck::allocation::try_zeroed_slice_box(granted) {
             Ok(slots) => {
-                ask_for_huge_pages(&slots);
+                if size_of_val(&*slots) >= huge {
+                    ask_for_huge_pages(&slots);
+                }
                 return slots;
             }
             // More than there can be: as much as there is will do.
@@ -451,13 +479,15 @@ fn empty_slots(count: usize) -> Box<[Slot]> {
 /// Tables from this size on are better off in huge pages: with small ones, finding the page of a slot takes
 /// about as long as fetching the slot. Below, small pages keep what is resident close to what is used.
 const HUGE: usize = 64 << 20;
+/// The same for a table of which nearly all will be used.
+const HUGE_DENSE: usize = 4 << 20;
 
 #[cfg(all(target_os = "linux", not(tollgate_loom)))]
 fn ask_for_huge_pages(slots: &[Slot]) {
     const PAGE: usize = 2 << 20;
     let start = (slots.as_ptr() as usize).next_multiple_of(PAGE);
     let end = (slots.as_ptr() as usize + size_of_val(slots)) / PAGE * PAGE;
-    if size_of_val(slots) >= HUGE && start < end {
+    if start < end {
         // SAFETY: the range lies within the slots, which are mapped; the advice changes how they are backed,
         // not what they hold. Where it is refused, small pages serve.
         #[allow(unsafe_code)]
@@ -471,7 +501,7 @@ fn ask_for_huge_pages(slots: &[Slot]) {
 fn ask_for_huge_pages(_slots: &[Slot]) {}
 
 #[cfg(tollgate_loom)]
-fn empty_slots(count: usize) -> Box<[Slot]> {
+fn empty_slots(count: usize, _huge: usize) -> Box<[Slot]> {
     (0..count).map(|_| Slot { tag: AtomicU64::new(EMPTY), word: AtomicU64::new(0) }).collect()
 }
 

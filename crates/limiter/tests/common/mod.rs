@@ -168,7 +168,7 @@ impl Spec {
             SpacedLog => of(capacity, span)
                 .sliding_log()
                 .min_difference(std::time::Duration::from_nanos(span / (count + 1))),
-            CountingLog => of(capacity, span).sliding_log_counting_refused(),
+            CountingLog => of(capacity, span).sliding_log().counting_refused(),
             SubWindows => of(capacity, span * count).sub_windows(count),
             Concurrency | Leases | Fleet => panic!("{self:?} is no quota"),
         }
@@ -271,7 +271,7 @@ pub(crate) fn key(name: &str) -> KeyRef<'_> {
 }
 
 pub(crate) fn ask(cost: u64, lease: u128, critical: bool) -> Ask {
-    Ask { cost, lease: LeaseId(lease), critical }
+    Ask { lease: LeaseId(lease), critical, ..Ask::from(cost) }
 }
 
 pub(crate) fn at(nanos: u64) -> Timestamp {
