@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the tools that `make test` needs and that are not there yet. Says nothing when
-# all of them are. Without cargo-nextest there is no test run; the other two are optional:
-# `make test` skips their steps, and says so, where they cannot be installed.
+# all of them are. Without cargo-nextest and redis-server there is no test run; the others are
+# optional: `make test` skips their steps, and says so, where they cannot be installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,18 +38,20 @@ cargo_tool() {
   CARGO_PROFILE_DEV_DEBUG=0 quietly cargo install --debug --locked "cargo-$name" "$@"
 }
 
-valgrind_tool() {
-  have valgrind && return
+# A program that a Debian package brings: PROGRAM WHY PACKAGE...
+debian_tool() {
+  local program=$1 why=$2
+  shift 2
+  have "$program" && return
   if ! have apt-get || { [[ $(id -u) -ne 0 ]] && ! sudo -n true 2>/dev/null; }; then
-    say "valgrind is missing and cannot be installed from here (no apt-get, or not root): the instruction counts will be skipped"
-    return
+    say "$program is missing and cannot be installed from here (no apt-get, or not root)"
+    return 1
   fi
-  say "installing valgrind, which counts the instructions of a decision"
+  say "installing $program, $why"
+  local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@")
   # The package lists may be old or absent: refresh them only when needed.
-  quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends valgrind 2>/dev/null ||
-    { quietly as_root apt-get update -qq &&
-      quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends valgrind; } ||
-    say "could not install valgrind (see above): the instruction counts will be skipped"
+  quietly as_root "${install[@]}" 2>/dev/null ||
+    { quietly as_root apt-get update -qq && quietly as_root "${install[@]}"; }
 }
 
 # Without self-update, which would bring in a TLS stack.
@@ -59,4 +61,9 @@ cargo_tool nextest "which runs the tests" --no-default-features --features defau
 }
 cargo_tool deny "which checks licences and sources of dependencies" ||
   say "could not install cargo-deny (see above): the dependency check will be skipped"
-valgrind_tool
+debian_tool valgrind "which counts the instructions of a decision" valgrind ||
+  say "without valgrind (see above) the instruction counts will be skipped"
+debian_tool redis-server "which the tests of the shared store run against" redis-server redis-sentinel redis-tools || {
+  say "could not install redis-server (see above), and the tests need it" >&2
+  exit 1
+}

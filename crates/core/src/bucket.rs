@@ -63,6 +63,21 @@ impl Bucket {
         Ok(bucket)
     }
 
+    /// Units that one token is worth.
+    pub fn token(&self) -> u64 {
+        self.token.get()
+    }
+
+    /// Units paid back per nanosecond.
+    pub fn leak(&self) -> u64 {
+        self.leak.get()
+    }
+
+    /// Tokens of debt that delay nobody; none for a bucket that never delays.
+    pub fn undelayed(&self) -> Option<u64> {
+        (self.undelayed != u64::MAX).then(|| self.undelayed / self.token)
+    }
+
     /// The debt at `now`, never more than an empty bucket owes.
     #[inline]
     fn owed(&self, state: &Debt, now: Timestamp) -> u64 {

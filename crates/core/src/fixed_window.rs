@@ -46,6 +46,16 @@ impl FixedWindow {
         Ok(Self { limit, window, start })
     }
 
+    /// The length of a window.
+    pub fn window(&self) -> Nanos {
+        Nanos::new(self.window)
+    }
+
+    /// When windows begin.
+    pub fn start(&self) -> WindowStart {
+        self.start
+    }
+
     /// The window that holds `now`, emptied if the remembered one is over.
     #[inline]
     fn current(&self, state: &Window, now: u64) -> Window {

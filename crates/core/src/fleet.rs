@@ -59,6 +59,16 @@ impl Fleet {
         self.allocation
     }
 
+    /// What the capacity means for critical requests.
+    pub fn mode(&self) -> FleetMode {
+        self.mode
+    }
+
+    /// How long a place is held unless it is renewed.
+    pub fn ttl(&self) -> Nanos {
+        Nanos::new(self.ttl)
+    }
+
     /// Whether a request of this kind gets a place while `used` are taken.
     pub fn fits(&self, used: InProgress, critical: bool, cost: u64) -> bool {
         let within_total =

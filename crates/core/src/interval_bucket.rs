@@ -31,6 +31,16 @@ impl IntervalBucket {
         Ok(Self { capacity, refill, period })
     }
 
+    /// Tokens of a batch.
+    pub fn refill(&self) -> u64 {
+        self.refill
+    }
+
+    /// The time between two batches.
+    pub fn period(&self) -> Nanos {
+        Nanos::new(self.period)
+    }
+
     /// The batch in force at `now`: its use and its beat.
     #[inline]
     fn current(&self, state: &Batch, now: u64) -> (u64, u64) {

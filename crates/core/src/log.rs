@@ -91,6 +91,21 @@ impl Log {
         self
     }
 
+    /// What instants are rounded down to multiples of.
+    pub fn grain(&self) -> Nanos {
+        Nanos::new(self.grain)
+    }
+
+    /// How long an entry counts.
+    pub fn lifetime(&self) -> Nanos {
+        Nanos::new(self.lifetime)
+    }
+
+    /// The smallest distance between two calls.
+    pub fn spacing(&self) -> Nanos {
+        Nanos::new(self.spacing)
+    }
+
     /// Whether refused calls count too.
     pub fn counts_rejected(&self) -> bool {
         self.count_rejected

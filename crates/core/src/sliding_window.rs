@@ -32,6 +32,11 @@ impl SlidingWindow {
         Ok(Self { limit, window })
     }
 
+    /// The length of a window.
+    pub fn window(&self) -> Nanos {
+        Nanos::new(self.window)
+    }
+
     #[inline]
     fn index(&self, now: u64) -> u64 {
         now.checked_div(self.window).unwrap_or(0)

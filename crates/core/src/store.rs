@@ -5,6 +5,7 @@ use std::future::Future;
 use thiserror::Error;
 
 use crate::concurrency::InProgress;
+use crate::error::LimitError;
 use crate::key::KeyRef;
 use crate::limit::{Ask, Limit, Op};
 use crate::outcome::{Outcome, Verdict};
@@ -39,6 +40,12 @@ pub enum StoreError {
         /// The ceiling.
         bytes: usize,
     },
+    /// The limit is right, but this store cannot keep it.
+    #[error("this store cannot keep the limit: {0}")]
+    Unsupported(LimitError),
+    /// The store did not answer, or not in time. The call may or may not have been charged.
+    #[error("the store is not available: {0}")]
+    Unavailable(String),
     /// The rule was made by another store.
     #[error("rule {0:?} is unknown to this store: define it here first")]
     UnknownRule(Rule),
@@ -51,7 +58,7 @@ pub enum StoreError {
 pub trait Store: Send + Sync {
     /// Makes a limit known. Rules of one family share what a key has used: moving a key from one to another
     /// keeps it.
-    fn define(&self, family: &str, limit: Limit) -> Rule;
+    fn define(&self, family: &str, limit: Limit) -> Result<Rule, StoreError>;
 
     /// From `at` on, the rule means another limit. What was used under the old one stays used.
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError>;

@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use tollgate::MemoryStore;
-use tollgate_daemon::{conformance, demo};
+use tollgate_daemon::conformance::{self, SharedStores, Target};
+use tollgate_daemon::demo;
 
 /// Keeps an API up: limits rates and concurrency, and sheds load when there is too much of it.
 #[derive(Parser)]
@@ -25,16 +26,11 @@ enum Command {
     Conformance {
         /// The folder whose *.json files are replayed; folders inside it are not
         dir: PathBuf,
-        /// The store whose code is tested
-        #[arg(long, value_enum, default_value_t = StoreKind::Memory)]
-        store: StoreKind,
+        /// The store whose code is tested: `memory`, or the address of a shared one: redis://host:6379/0,
+        /// redis-cluster://a:6379,b:6379, redis-sentinel://a:26379/master-name
+        #[arg(long, default_value = "memory")]
+        store: String,
     },
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum StoreKind {
-    /// In this process
-    Memory,
 }
 
 /// What the exit code says besides success: that something was tried and failed, or that it could not be tried.
@@ -57,10 +53,26 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<bool> {
     match command {
         Command::Run => demo::run().map(|()| true),
-        Command::Conformance { dir, store: StoreKind::Memory } => {
-            // Each case gets a store of its own for one key: a small one is enough, and quicker.
-            let new_store = || MemoryStore::builder().max_bytes(8 << 20).build();
-            Ok(conformance::run(&dir, new_store, &mut io::stdout().lock())?.failed == 0)
+        Command::Conformance { dir, store } => {
+            let out = &mut io::stdout().lock();
+            let report = match store.as_str() {
+                "memory" => {
+                    // Each case gets a store of its own for one key: a small one is enough, and quicker.
+                    let new_store = || MemoryStore::builder().max_bytes(8 << 20).build();
+                    conformance::run(&dir, &Target { new_store, in_micros: false }, out)?
+                }
+                address => {
+                    let runtime = tokio::runtime::Runtime::new()?;
+                    let _context = runtime.enter();
+                    let stores = SharedStores::at(address)?;
+                    conformance::run(
+                        &dir,
+                        &Target { new_store: || stores.for_one_case(), in_micros: true },
+                        out,
+                    )?
+                }
+            };
+            Ok(report.failed == 0)
         }
     }
 }

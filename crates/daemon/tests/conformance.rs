@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tollgate::{MemoryStore, MemoryStoreBuilder};
-use tollgate_daemon::conformance::{self, Report};
+use tollgate_daemon::conformance::{self, Report, Target};
 
 /// A case of one step that passes; the tests below spoil it in one place each.
 const GOOD: &str = r#"{"algorithm": "gcra", "schema": 1, "unit": "ns", "seed": "test", "cases": [
@@ -30,9 +30,13 @@ fn small() -> MemoryStoreBuilder {
     MemoryStore::builder().max_bytes(8 << 20)
 }
 
+fn memory<F>(new_store: F) -> Target<F> {
+    Target { new_store, in_micros: false }
+}
+
 fn run(dir: &Path) -> (Report, String) {
     let mut out = Vec::new();
-    let report = conformance::run(dir, || small().build(), &mut out).unwrap();
+    let report = conformance::run(dir, &memory(|| small().build()), &mut out).unwrap();
     (report, String::from_utf8(out).unwrap())
 }
 
@@ -76,7 +80,7 @@ fn every_vector_in_microseconds_passes() {
 fn every_vector_passes_in_a_store_that_keeps_whole_keys() {
     for (dir, passed) in [(vectors(), 9300), (vectors().join("us"), 8500)] {
         let mut out = Vec::new();
-        let report = conformance::run(&dir, || small().exact_keys().build(), &mut out).unwrap();
+        let report = conformance::run(&dir, &memory(|| small().exact_keys().build()), &mut out).unwrap();
         assert_eq!((report.passed, report.failed), (passed, 0), "{}", String::from_utf8_lossy(&out));
     }
 }
@@ -223,7 +227,7 @@ fn the_exit_code_is_0_when_all_passes_1_when_not_and_2_when_nothing_can_be_tried
         (&["conformance", empty], 2, format!("error: no vector files in {empty}: expected at least one")),
         (&["conformance", gone], 2, format!("error: cannot read the folder {gone}: No such")),
         (&["conformance"], 2, "error: the following required arguments were not provided:".to_owned()),
-        (&["conformance", good, "--store", "disk"], 2, "error: invalid value 'disk'".to_owned()),
+        (&["conformance", good, "--store", "disk"], 2, "error: \"disk\" is no address of a store".to_owned()),
         (&["conformance", good, "--fast"], 2, "error: unexpected argument '--fast' found".to_owned()),
         (&["run"], 0, String::new()),
         (&[], 0, String::new()),

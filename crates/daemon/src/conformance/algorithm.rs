@@ -76,11 +76,12 @@ impl Algorithm {
         Ok(Support::Replayed(algorithm))
     }
 
-    /// The limits that a case's parameters describe; none for the worker shedder, which is not one.
-    pub fn limits(self, params: Fields<'_>) -> Result<Vec<Limit>, Problem> {
-        let duration = |name| params.uint(name).map(Nanos::new);
+    /// The limits that a case's parameters describe, with `tick` nanoseconds to the file's unit of time; none for
+    /// the worker shedder, which is not one.
+    pub fn limits(self, params: Fields<'_>, tick: u64) -> Result<Vec<Limit>, Problem> {
+        let duration = |name| params.uint(name).map(|time| Nanos::new(time.saturating_mul(tick)));
         let limit = match self {
-            Self::TokenBucket | Self::TokenBucketOps => token_bucket(params)?,
+            Self::TokenBucket | Self::TokenBucketOps => token_bucket(params, tick)?,
             Self::LeakyQueue => {
                 let (queue, count) = (params.uint("queue")?, params.uint("count")?);
                 Limit::leaky_queue(queue, count, duration("period_ns")?, params.uint("undelayed")?)?
@@ -123,7 +124,7 @@ impl Algorithm {
             }
             Self::Group => {
                 let limits = params.list("limits")?.iter();
-                return limits.map(|limit| token_bucket(Fields::of("limits", limit)?)).collect();
+                return limits.map(|limit| token_bucket(Fields::of("limits", limit)?, tick)).collect();
             }
             Self::Worker => return Ok(Vec::new()),
         };
@@ -131,9 +132,10 @@ impl Algorithm {
     }
 }
 
-fn token_bucket(params: Fields<'_>) -> Result<Limit, Problem> {
+fn token_bucket(params: Fields<'_>, tick: u64) -> Result<Limit, Problem> {
     let (capacity, count) = (params.uint("capacity")?, params.uint("count")?);
-    Ok(Limit::token_bucket(capacity, count, Nanos::new(params.uint("period_ns")?))?)
+    let period = Nanos::new(params.uint("period_ns")?.saturating_mul(tick));
+    Ok(Limit::token_bucket(capacity, count, period)?)
 }
 
 /// The worker shedder that a case's parameters describe.

@@ -8,10 +8,12 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use thiserror::Error;
 use tollgate_core::LimitError;
+use tollgate_core::store::StoreError;
 
 /// A vector file of a schema that is understood.
 pub struct VectorFile {
     algorithm: String,
+    in_micros: bool,
     cases: Vec<Value>,
 }
 
@@ -48,6 +50,9 @@ pub enum Problem {
     /// Parameters that make no limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
+    /// Parameters that make a limit which the store cannot keep.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// An algorithm that nobody knows.
     #[error("algorithm {0:?} is unknown: is it spelled as in the list of vector files?")]
     UnknownAlgorithm(String),
@@ -75,20 +80,24 @@ impl VectorFile {
         if fields.uint("schema")? != 1 {
             return Err(fields.wrong("schema", "1"));
         }
-        // Only a label: the algorithms count in whatever unit they are fed.
-        fields.one_of("unit", &["ns", "us"], r#""ns" or "us""#)?;
+        let in_micros = fields.one_of("unit", &["ns", "us"], r#""ns" or "us""#)? == 1;
         let algorithm = fields.text("algorithm")?.to_owned();
         fields.list("cases")?;
         let cases = match file.remove("cases") {
             Some(Value::Array(cases)) => cases,
             _ => return Err(Problem::Missing("cases")),
         };
-        Ok(Self { algorithm, cases })
+        Ok(Self { algorithm, in_micros, cases })
     }
 
     /// The name of the algorithm.
     pub fn algorithm(&self) -> &str {
         &self.algorithm
+    }
+
+    /// Whether its unit of time is the microsecond; else it is the nanosecond.
+    pub fn is_in_micros(&self) -> bool {
+        self.in_micros
     }
 
     /// The cases, in order.

@@ -5,11 +5,13 @@
 //! | [`mod@file`] | reading a vector file, and what can be wrong with one |
 //! | [`algorithm`] | which algorithms are replayed, and how their parameters make a limit |
 //! | [`replay`] | the cases of a file step by step, and the comparison |
+//! | `shared` | stores in Redis, one for each case |
 //! | `subject` | what a step does to a store, and the answer |
 
 pub mod algorithm;
 pub mod file;
 pub mod replay;
+mod shared;
 mod subject;
 
 use std::fs;
@@ -22,6 +24,7 @@ use tollgate_core::store::Store;
 use self::algorithm::{Algorithm, Support};
 use self::file::{Malformed, Problem, VectorFile};
 use self::replay::Tally;
+pub use self::shared::SharedStores;
 
 /// Mismatches of one file that are printed; further ones are counted.
 const SHOWN: usize = 5;
@@ -43,16 +46,36 @@ enum Replayed {
     Skipped(&'static str),
 }
 
+/// What the files are replayed through.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<F> {
+    /// A store for one case.
+    pub new_store: F,
+    /// Whether the store counts real microseconds. Other stores count in whatever unit they are given.
+    pub in_micros: bool,
+}
+
+impl<F> Target<F> {
+    /// Nanoseconds of a unit of time in the files that this store can replay.
+    fn tick(&self) -> u64 {
+        if self.in_micros { 1000 } else { 1 }
+    }
+}
+
 /// Replays every `*.json` file of `dir`, in the order of their names, each case against a store of its own.
 /// Writes a line per file, what went wrong, and last `N passed, M failed`.
-pub fn run<S: Store>(dir: &Path, new_store: impl Fn() -> S, out: &mut impl Write) -> anyhow::Result<Report> {
+pub fn run<S: Store>(
+    dir: &Path,
+    target: &Target<impl Fn() -> S>,
+    out: &mut impl Write,
+) -> anyhow::Result<Report> {
     let files = vector_files(dir)?;
     let names = files.iter().map(|path| name_of(path).len());
     let width = names.max().unwrap_or(0);
     let mut report = Report::default();
     for path in &files {
         let name = name_of(path);
-        match replay(path, &new_store) {
+        match replay(path, target) {
             Ok(Replayed::Tally(tally)) => {
                 report.passed += tally.passed;
                 report.failed += tally.failed;
@@ -94,12 +117,15 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn replay<S: Store>(path: &Path, new_store: &impl Fn() -> S) -> Result<Replayed, Malformed> {
+fn replay<S: Store>(path: &Path, target: &Target<impl Fn() -> S>) -> Result<Replayed, Malformed> {
     let name = name_of(path);
     let in_file = |problem: Problem| problem.in_file(&name);
     let file = VectorFile::read(path).map_err(in_file)?;
+    if target.in_micros && !file.is_in_micros() {
+        return Ok(Replayed::Skipped("this store counts microseconds, the file nanoseconds"));
+    }
     match Algorithm::find(file.algorithm()).map_err(in_file)? {
-        Support::Replayed(algorithm) => replay::file(&name, algorithm, &file, new_store).map(Replayed::Tally),
+        Support::Replayed(algorithm) => replay::file(&name, algorithm, &file, target).map(Replayed::Tally),
         Support::NotYet(reason) => Ok(Replayed::Skipped(reason)),
     }
 }

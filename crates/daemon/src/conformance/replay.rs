@@ -4,6 +4,7 @@ use std::fmt;
 
 use tollgate_core::store::Store;
 
+use super::Target;
 use super::algorithm::Algorithm;
 use super::file::{Case, Fields, Malformed, Problem, VectorFile};
 use super::subject::{Answer, NoAnswer, Subject};
@@ -26,12 +27,12 @@ pub fn file<S: Store>(
     name: &str,
     algorithm: Algorithm,
     file: &VectorFile,
-    new_store: &impl Fn() -> S,
+    target: &Target<impl Fn() -> S>,
 ) -> Result<Tally, Malformed> {
     let mut tally = Tally::default();
     for (index, case) in file.cases().enumerate() {
         let case = case.map_err(|problem| problem.at(name, format_args!("case {}", index + 1)))?;
-        replay(&mut tally, name, algorithm, &case, new_store())?;
+        replay(&mut tally, name, algorithm, &case, (target.new_store)(), target.tick())?;
     }
     Ok(tally)
 }
@@ -42,8 +43,9 @@ fn replay<S: Store>(
     algorithm: Algorithm,
     case: &Case<'_>,
     store: S,
+    tick: u64,
 ) -> Result<(), Malformed> {
-    let subject = Subject::new(algorithm, store, case.params);
+    let subject = Subject::new(algorithm, store, case.params, tick);
     let mut subject =
         subject.map_err(|problem| problem.at(file, format_args!("case {:?}, params", case.name)))?;
     tally.cases += 1;
@@ -66,6 +68,10 @@ fn replay<S: Store>(
         } else {
             tally.failed += 1;
         }
+    }
+    if let Err(error) = subject.clear() {
+        tally.mismatches.push(format!("case {:?}: its keys could not be removed: {error}", case.name));
+        tally.failed += 1;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ pub(super) enum Subject<S> {
     /// One limit of a store.
     One(One<S>),
     /// Several limits of a store, all or nothing.
-    Group { store: S, rules: Vec<Rule> },
+    Group { store: S, rules: Vec<Rule>, tick: u64 },
     /// The worker shedder, which lives in its process and in no store.
     Worker(WorkerShedder),
 }
@@ -32,6 +32,8 @@ pub(super) struct One<S> {
     alone: Rule,
     grouped: Rule,
     leases: HashMap<String, LeaseId>,
+    /// Nanoseconds of the file's unit of time, in a store that counts real time.
+    tick: u64,
 }
 
 /// The answer to a step: fields as they are named in the files.
@@ -55,37 +57,53 @@ const KEY: KeyRef<'static> = KeyRef { kind: Kind::Bytes, bytes: b"k" };
 
 impl<S: Store> Subject<S> {
     /// The limiter that a case's parameters describe.
-    pub(super) fn new(algorithm: Algorithm, store: S, params: Fields<'_>) -> Result<Self, Problem> {
+    pub(super) fn new(
+        algorithm: Algorithm,
+        store: S,
+        params: Fields<'_>,
+        tick: u64,
+    ) -> Result<Self, Problem> {
         if algorithm == Algorithm::Worker {
             return Ok(Self::Worker(algorithm::worker(params)?));
         }
-        let limits = algorithm.limits(params)?;
+        let limits = algorithm.limits(params, tick)?;
         Ok(match *limits {
-            [limit] if algorithm != Algorithm::Group => Self::One(One::new(algorithm, store, limit)),
+            [limit] if algorithm != Algorithm::Group => Self::One(One::new(algorithm, store, limit, tick)?),
             _ => {
                 let define = |(index, limit)| store.define(&format!("case {index}"), limit);
-                let rules = limits.into_iter().enumerate().map(define).collect();
-                Self::Group { store, rules }
+                let rules = limits.into_iter().enumerate().map(define).collect::<Result<_, _>>()?;
+                Self::Group { store, rules, tick }
             }
         })
     }
 
     /// Does one step and answers it.
     pub(super) fn step(&mut self, step: Fields<'_>) -> Result<Answer, NoAnswer> {
-        let at = Timestamp::from_nanos(step.uint("t_ns")?);
+        let at = step.uint("t_ns")?;
+        let at = |tick: u64| Timestamp::from_nanos(at.saturating_mul(tick));
         match self {
-            Self::One(one) => one.step(step, at),
-            Self::Group { store, rules } => group(store, rules, step, at),
-            Self::Worker(shedder) => sample(shedder, step, at),
+            Self::One(one) => one.step(step, at(one.tick)),
+            Self::Group { store, rules, tick } => group(store, rules, step, at(*tick), *tick),
+            Self::Worker(shedder) => sample(shedder, step, at(1)),
         }
+    }
+
+    /// Leaves nothing behind in the store.
+    pub(super) fn clear(&self) -> Result<(), StoreError> {
+        let (store, rules) = match self {
+            Self::One(one) => (&one.store, &[one.alone, one.grouped][..]),
+            Self::Group { store, rules, .. } => (store, rules.as_slice()),
+            Self::Worker(_) => return Ok(()),
+        };
+        rules.iter().try_for_each(|&rule| block_on(store.reset(rule, KEY)))
     }
 }
 
 impl<S: Store> One<S> {
-    fn new(algorithm: Algorithm, store: S, limit: Limit) -> Self {
-        let alone = store.define("case", limit);
-        let grouped = store.define("case, in a group", limit);
-        Self { algorithm, store, alone, grouped, leases: HashMap::new() }
+    fn new(algorithm: Algorithm, store: S, limit: Limit, tick: u64) -> Result<Self, StoreError> {
+        let alone = store.define("case", limit)?;
+        let grouped = store.define("case, in a group", limit)?;
+        Ok(Self { algorithm, store, alone, grouped, leases: HashMap::new(), tick })
     }
 
     fn step(&mut self, step: Fields<'_>, at: Timestamp) -> Result<Answer, NoAnswer> {
@@ -93,7 +111,7 @@ impl<S: Store> One<S> {
             Algorithm::TokenBucketOps => self.bucket_step(step, at),
             Algorithm::Leases => self.lease_step(step, at),
             Algorithm::Fleet => self.fleet_step(step, at),
-            _ => self.apply(Op::Charge, Ask::from(step.uint("cost")?), at).map(answer),
+            _ => self.answer(Op::Charge, Ask::from(step.uint("cost")?), at),
         }
     }
 
@@ -104,12 +122,12 @@ impl<S: Store> One<S> {
             1 => Op::Refund,
             _ => Op::Estimate,
         };
-        self.apply(op, Ask::from(step.uint("cost")?), at).map(answer)
+        self.answer(op, Ask::from(step.uint("cost")?), at)
     }
 
     fn lease_step(&mut self, step: Fields<'_>, at: Timestamp) -> Result<Answer, NoAnswer> {
         let (op, ask) = self.lease(step)?;
-        self.apply(op, ask, at).map(answer)
+        self.answer(op, ask, at)
     }
 
     fn fleet_step(&mut self, step: Fields<'_>, at: Timestamp) -> Result<Answer, NoAnswer> {
@@ -117,7 +135,7 @@ impl<S: Store> One<S> {
         ask.critical = op == Op::Charge && step.flag("critical")?;
         let outcome = self.apply(op, ask, at)?;
         let used = block_on(self.store.in_progress(self.alone, KEY, Some(at)))?;
-        let mut fields = answer(outcome);
+        let mut fields = answer(outcome, self.tick);
         fields.extend([
             ("noncritical_remaining", json!(outcome.remaining)),
             ("noncritical_inflight", json!(used.other)),
@@ -139,6 +157,10 @@ impl<S: Store> One<S> {
         Ok((op, Ask { lease, ..Ask::from(cost) }))
     }
 
+    fn answer(&self, op: Op, ask: Ask, at: Timestamp) -> Result<Answer, NoAnswer> {
+        self.apply(op, ask, at).map(|outcome| answer(outcome, self.tick))
+    }
+
     fn apply(&self, op: Op, ask: Ask, at: Timestamp) -> Result<Outcome, NoAnswer> {
         let [alone, grouped] = [self.alone, self.grouped].map(|rule| Charge { rule, key: KEY, ask });
         let alone = block_on(self.store.apply(op, alone, Some(at)))?;
@@ -154,16 +176,22 @@ impl<S: Store> One<S> {
     }
 }
 
-fn group<S: Store>(store: &S, rules: &[Rule], step: Fields<'_>, at: Timestamp) -> Result<Answer, NoAnswer> {
+fn group<S: Store>(
+    store: &S,
+    rules: &[Rule],
+    step: Fields<'_>,
+    at: Timestamp,
+    tick: u64,
+) -> Result<Answer, NoAnswer> {
     let ask = Ask::from(step.uint("cost")?);
     let charges: Vec<_> = rules.iter().map(|&rule| Charge { rule, key: KEY, ask }).collect();
     let verdict = block_on(store.charge(&charges, Some(at)))?;
     Ok(vec![
         ("allowed", json!(verdict.allowed)),
         ("remaining", json!(verdict.remaining)),
-        ("retry_after_ns", json!(verdict.retry_after.map(Nanos::as_u64))),
-        ("reset_after_ns", json!(verdict.reset_after.as_u64())),
-        ("delay_ns", json!(verdict.delay.as_u64())),
+        ("retry_after_ns", json!(verdict.retry_after.map(|time| ticks(time, tick)))),
+        ("reset_after_ns", json!(ticks(verdict.reset_after, tick))),
+        ("delay_ns", json!(ticks(verdict.delay, tick))),
         ("denied_by", json!(verdict.refused_by().collect::<Vec<_>>())),
     ])
 }
@@ -183,12 +211,17 @@ fn sample(shedder: &WorkerShedder, step: Fields<'_>, at: Timestamp) -> Result<An
     ])
 }
 
-fn answer(outcome: Outcome) -> Answer {
+/// A time in the file's unit. A store that counts coarser than that has rounded up already.
+fn ticks(time: Nanos, tick: u64) -> u64 {
+    time.as_u64() / tick.max(1)
+}
+
+fn answer(outcome: Outcome, tick: u64) -> Answer {
     vec![
         ("allowed", json!(outcome.allowed)),
         ("remaining", json!(outcome.remaining)),
-        ("retry_after_ns", json!(outcome.retry_after.map(Nanos::as_u64))),
-        ("reset_after_ns", json!(outcome.reset_after.as_u64())),
-        ("delay_ns", json!(outcome.delay.as_u64())),
+        ("retry_after_ns", json!(outcome.retry_after.map(|time| ticks(time, tick)))),
+        ("reset_after_ns", json!(ticks(outcome.reset_after, tick))),
+        ("delay_ns", json!(ticks(outcome.delay, tick))),
     ]
 }

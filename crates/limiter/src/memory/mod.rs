@@ -415,8 +415,8 @@ const KIND_SALT: u64 = 0xA24B_AED4_963E_E407;
 
 /// Memory answers at once.
 impl Store for MemoryStore {
-    fn define(&self, family: &str, limit: Limit) -> Rule {
-        self.define(family, limit)
+    fn define(&self, family: &str, limit: Limit) -> Result<Rule, StoreError> {
+        Ok(self.define(family, limit))
     }
 
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {

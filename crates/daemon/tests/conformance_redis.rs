@@ -1,0 +1,53 @@
+//! `tollgate conformance --store redis://...`: every vector that counts in microseconds passes through the script.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+
+use std::path::Path;
+use std::process::Command;
+
+use tollgate_testkit::{Flavour, RedisServer};
+
+fn conformance(folder: &str, store: &str) -> (String, Option<i32>) {
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(folder);
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["conformance".as_ref(), vectors.as_os_str(), "--store".as_ref(), store.as_ref()])
+        .output()
+        .unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (text, output.status.code())
+}
+
+#[test]
+fn every_vector_in_microseconds_passes_on_redis_and_leaves_nothing_behind() {
+    let server = RedisServer::start_with(Flavour::Redis, &[]);
+    let (text, code) = conformance("us", &server.url());
+    assert!(text.ends_with("8500 passed, 0 failed\n"), "{text}");
+    assert_eq!(code, Some(0));
+    assert_eq!(server.command(&["DBSIZE"]), ":0\r\n");
+}
+
+#[test]
+fn files_in_nanoseconds_are_listed_as_skipped() {
+    let server = RedisServer::start();
+    let (text, code) = conformance("", &server.url());
+    assert!(text.contains("skipped: this store counts microseconds"), "{text}");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_store_that_is_not_there_and_an_address_that_is_none_are_told_at_once() {
+    let (text, code) = conformance("us", "redis://127.0.0.1:1");
+    assert!(
+        text.starts_with("error: no store at redis://127.0.0.1:1: the store is not available: "),
+        "{text}"
+    );
+    assert_eq!(code, Some(2));
+    let (text, code) = conformance("us", "disk");
+    assert!(
+        text.starts_with("error: \"disk\" is no address of a store: it should look like redis://"),
+        "{text}"
+    );
+    assert_eq!(code, Some(2));
+    let (text, _) = conformance("us", "redis://a:1,b:2");
+    assert!(text.contains("several servers are a cluster (redis-cluster://) or sentinels"), "{text}");
+}

@@ -1,0 +1,28 @@
+        -- p1 capacity, p2 units of a token, p3 units paid back per microsecond; a: debt in units.
+        -- extra: debt that delays nobody.
+        local full = p1 * p2
+        local debt = a - p3 * (n - t)
+        if debt < 0 then debt = 0 elseif debt > full then debt = full end
+        remaining, reset = floor((full - debt) / p2), ceil(debt / p3)
+        na = debt
+        if op <= 1 then
+          if cost > p1 then
+            yes, retry = false, -1
+          else
+            local more = debt + cost * p2
+            if more > full then
+              yes, retry = false, ceil((more - full) / p3)
+            else
+              if debt > extra then delay = ceil((debt - extra) / p3) end
+              if op == 0 and cost > 0 then write, na = true, more end
+            end
+          end
+        elseif op <= 3 then
+          local back = cost * p2
+          if op == 3 then back = back - p3 * (n - taken) end
+          if back > debt then back = debt end
+          if back > 0 then write, na = true, debt - back end
+        else
+          yes = false
+        end
+        if write then after, reset_then = floor((full - na) / p2), ceil(na / p3) end

@@ -1,0 +1,15 @@
+//! What the tests run against: real servers, started on free ports and gone with the test.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    reason = "a test that cannot set itself up fails, and servers live in real time"
+)]
+
+mod port;
+mod redis;
+
+pub use port::free_port;
+pub use redis::{Cluster, Flavour, RedisServer, Sentinel};
