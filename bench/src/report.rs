@@ -14,7 +14,7 @@ pub fn markdown(settings: &Settings, entries: &[Entry], results: &Results) -> St
     let many = settings.many();
     for (form, title) in [(Form::Text, "text keys of 24 bytes"), (Form::Number, "u64 keys")] {
         let admitted = Section::new(form, Limit::Admit, &[1, 100_000, many]);
-        let refused = Section::new(form, Limit::Refuse, &[1, 100_000]);
+        let refused = Section::new(form, Limit::Refuse, &[1, 100_000, many]);
         let _ = write!(out, "\n## Admitted, {title}\n\n");
         out += &admitted.times(settings, entries, results);
         let _ = write!(out, "\n## Refused, {title}\n\n");

@@ -207,7 +207,9 @@ impl Algorithm for Bucket {
         let refilled = now.since(taken).as_u64().saturating_mul(self.leak.get());
         let units = cost.saturating_mul(self.token.get()).saturating_sub(refilled);
         let owed = self.owed(state, now);
-        *state = Debt { units: owed.saturating_sub(units), at: now.max(state.at) };
+        if units > 0 && owed > 0 {
+            *state = Debt { units: owed.saturating_sub(units), at: now.max(state.at) };
+        }
     }
 
     fn level(&self, state: &Debt, now: Timestamp) -> u64 {

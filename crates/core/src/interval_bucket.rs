@@ -27,7 +27,9 @@ impl IntervalBucket {
     pub fn new(capacity: u64, refill: u64, period: Nanos) -> Result<Self, LimitError> {
         let period = time_within("period", period, 1, MAX_PRODUCT)?;
         let refill = within("rate", refill, 1, MAX_PRODUCT)?;
-        let capacity = within("burst", capacity, 1, MAX_PRODUCT)?;
+        // An empty bucket is full again within 2^62 ns.
+        let most = (MAX_PRODUCT / period).saturating_mul(refill).min(MAX_PRODUCT);
+        let capacity = within("burst", capacity, 1, most)?;
         Ok(Self { capacity, refill, period })
     }
 

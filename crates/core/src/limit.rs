@@ -430,6 +430,14 @@ impl State {
         }
     }
 
+    /// Makes a large state smaller at the price of being stricter; see [`Entries::compact`]. Whether it could.
+    pub fn compact(&mut self) -> bool {
+        match self {
+            Self::Entries(s) => s.compact(),
+            _ => false,
+        }
+    }
+
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         match self {

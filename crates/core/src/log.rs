@@ -309,6 +309,21 @@ impl Algorithm for Log {
 }
 
 impl Entries {
+    /// Takes neighbours together, so that half the entries are left: each pair counts for as long as its later one, which
+    /// is stricter and never looser. Whether there was anything to take together.
+    pub fn compact(&mut self) -> bool {
+        let before = self.list.len();
+        let mut pairs = VecDeque::with_capacity(before.div_ceil(2));
+        while let Some(earlier) = self.list.pop_front() {
+            pairs.push_back(match self.list.pop_front() {
+                Some(later) => Entry { at: later.at, weight: earlier.weight.saturating_add(later.weight) },
+                None => earlier,
+            });
+        }
+        self.list = pairs;
+        self.list.len() < before
+    }
+
     /// Gives back memory that is no longer needed.
     pub fn shrink(&mut self) {
         self.list.shrink_to_fit();

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::Key;
 use tollgate_core::limit::{Ask, Op};
 use tollgate_core::store::{Charge, Rule};
 use tollgate_core::{Limit, LimitError};
 
+use crate::clock::{AnyClock, Clock};
 use crate::memory::{Held, MemoryStore, MemoryStoreBuilder};
 use crate::rate::Refused;
 
@@ -70,6 +72,7 @@ pub struct ConcurrencyLimiterBuilder {
     capacity: u64,
     name: Option<String>,
     store: Result<Arc<MemoryStore>, MemoryStoreBuilder>,
+    clock: Option<AnyClock>,
 }
 
 impl ConcurrencyLimiter {
@@ -96,7 +99,7 @@ impl ConcurrencyLimiter {
     /// # assert!(limiter.acquire("alice").is_ok());
     /// ```
     pub fn builder(capacity: u64) -> ConcurrencyLimiterBuilder {
-        ConcurrencyLimiterBuilder { capacity, name: None, store: Err(MemoryStore::builder()) }
+        ConcurrencyLimiterBuilder { capacity, name: None, store: Err(MemoryStore::builder()), clock: None }
     }
 
     /// Takes a permit of weight 1.
@@ -151,7 +154,17 @@ impl ConcurrencyLimiter {
     /// ```
     pub fn in_progress(&self, key: impl Key) -> u64 {
         let count = key.with(|key| self.store.count_in_progress(self.rule, key, None));
-        count.map_or(0, |count| count.critical + count.other)
+        count.map_or(0, InProgress::total)
+    }
+
+    /// The store that keeps the counts.
+    ///
+    /// ```
+    /// # use tollgate::ConcurrencyLimiter;
+    /// assert_eq!(ConcurrencyLimiter::new(20).store().stats().failed_open, 0);
+    /// ```
+    pub fn store(&self) -> &Arc<MemoryStore> {
+        &self.store
     }
 
     /// Changes the capacity. Who is in progress stays so; newcomers wait until enough have left.
@@ -218,6 +231,19 @@ impl ConcurrencyLimiterBuilder {
         self
     }
 
+    /// Another clock than the system's, for a store of its own. A count of what is in progress needs no time, but what
+    /// else is kept in the store may.
+    ///
+    /// ```
+    /// # use tollgate::{ConcurrencyLimiter, ManualClock};
+    /// let limiter = ConcurrencyLimiter::builder(20).clock(ManualClock::default()).build();
+    /// # assert!(limiter.acquire("alice").is_ok());
+    /// ```
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Some(AnyClock::Other(Arc::new(clock)));
+        self
+    }
+
     /// The limiter.
     ///
     /// ```
@@ -247,9 +273,12 @@ impl ConcurrencyLimiterBuilder {
     pub fn try_build(self) -> Result<ConcurrencyLimiter, LimitError> {
         static UNNAMED: AtomicU64 = AtomicU64::new(0);
         let limit = Limit::concurrency(self.capacity)?;
-        let store = self.store.unwrap_or_else(|store| Arc::new(store.table_share_or(0).build()));
-        let unnamed = || format!("in progress {}", UNNAMED.fetch_add(1, Ordering::Relaxed));
-        let rule = store.define(&self.name.unwrap_or_else(unnamed), limit);
+        let store = self.store.unwrap_or_else(|store| {
+            let store = store.table_share_or(0);
+            Arc::new(self.clock.map_or(store.clone(), |clock| store.any_clock(clock)).build())
+        });
+        let unnamed = || format!("limiter {}", UNNAMED.fetch_add(1, Ordering::Relaxed));
+        let rule = store.define(&format!("in progress {}", self.name.unwrap_or_else(unnamed)), limit);
         Ok(ConcurrencyLimiter { store, rule })
     }
 }

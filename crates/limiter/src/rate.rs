@@ -344,16 +344,36 @@ impl RateLimiter {
     /// limiter.check_many(&["a", "b", "a"], |key, outcome| passed.push((*key, outcome.allowed)));
     /// assert_eq!(passed, [("a", true), ("b", true), ("a", false)]);
     /// ```
-    pub fn check_many<'k, K: Key>(&self, keys: &'k [K], mut each: impl FnMut(&'k K, Outcome)) {
+    pub fn check_many<'k, K: Key>(&self, keys: &'k [K], each: impl FnMut(&'k K, Outcome)) {
+        self.check_many_n(keys, 1, None, each);
+    }
+
+    /// As [`check_many`](Self::check_many), for calls of cost `n`, at a time of the caller's own if there is one.
+    ///
+    /// ```
+    /// # use tollgate::{RateLimiter, Timestamp};
+    /// let limiter = RateLimiter::per_second(3).build();
+    /// let mut left = Vec::new();
+    /// let now = Some(Timestamp::from_secs(7));
+    /// limiter.check_many_n(&["a", "b", "a"], 2, now, |_, outcome| left.push(outcome.remaining));
+    /// assert_eq!(left, [1, 1, 1]);
+    /// ```
+    pub fn check_many_n<'k, K: Key>(
+        &self,
+        keys: &'k [K],
+        n: u64,
+        at: Option<Timestamp>,
+        mut each: impl FnMut(&'k K, Outcome),
+    ) {
         if self.more.is_empty() {
             let each =
                 |key, outcome: Result<_, _>| each(key, outcome.unwrap_or_else(|_| self.store.fail_open()));
             // Only an unknown rule can fail as a whole, and this is the store's own.
-            let _ = self.store.decide_many(self.first.rule, keys, 1, None, each);
+            let _ = self.store.decide_many(self.first.rule, keys, n, at, each);
             return;
         }
         for key in keys {
-            match self.check(key) {
+            match key.with(|key| self.charge(key, n, at)) {
                 Ok(outcome) | Err(Refused { outcome, .. }) => each(key, outcome),
             }
         }
@@ -397,9 +417,31 @@ impl RateLimiter {
     /// # Ok::<_, tollgate::LimitError>(())
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), LimitError> {
+        self.change(0, quota, None)
+    }
+
+    /// As [`set_quota`](Self::set_quota), for the limit in a position, at a time of the caller's own if there is one.
+    ///
+    /// ```
+    /// # use tollgate::{Quota, RateLimiter, Timestamp};
+    /// let limiter = RateLimiter::per_second(10).and(Quota::per_hour(100)).build();
+    /// limiter.set_quota_of(1, Quota::per_hour(5), Some(Timestamp::from_secs(7)))?;
+    /// assert_eq!(limiter.peek_at("alice", 1, Timestamp::from_secs(7)).unwrap().remaining, 5);
+    /// assert!(limiter.set_quota_of(2, Quota::per_hour(5), None).is_err());
+    /// # Ok::<_, tollgate::LimitError>(())
+    /// ```
+    pub fn set_quota_of(&self, limit: usize, quota: Quota, at: Option<Timestamp>) -> Result<(), LimitError> {
+        self.change(limit, quota, at)
+    }
+
+    fn change(&self, position: usize, quota: Quota, at: Option<Timestamp>) -> Result<(), LimitError> {
         let limit = quota.limit()?;
+        let Some(rule) = self.rules().nth(position) else {
+            let allowed = format!("from 0 to {}", self.more.len());
+            return Err(LimitError { field: "limit", value: position.to_string(), allowed });
+        };
         // Only an unknown rule can fail, and this is the store's own.
-        let _ = self.store.redefine(self.first.rule, limit, None);
+        let _ = self.store.redefine(rule, limit, at);
         Ok(())
     }
 
@@ -667,27 +709,32 @@ impl RateLimiterBuilder {
         });
         let name =
             self.name.unwrap_or_else(|| format!("limiter {}", UNNAMED.fetch_add(1, Ordering::Relaxed)));
-        // Limits in the same position of different plans share what a key has used.
-        let define = |position: usize, limit: Limit| store.define_known(&format!("{name}/{position}"), limit);
-        let all = std::iter::once((&first, &more)).chain(plans.iter().map(|(_, first, more)| (first, more)));
-        let longest = all.max_by_key(|(_, more)| more.len());
+        // Limits in the same position of different plans share what a key has used; each plan can change for itself.
+        let define = |plan: &str, position: usize, limit: Limit| {
+            store.define_known(&format!("rate {name}/{position}"), plan, limit)
+        };
+        let all = std::iter::once(("", &first, &more));
+        let all = all.chain(plans.iter().map(|(name, first, more)| (name.as_str(), first, more)));
+        let longest = all.max_by_key(|(_, _, more)| more.len());
         let families: Arc<[Rule]> = longest
             .into_iter()
-            .flat_map(|(first, more)| std::iter::once(first).chain(more))
+            .flat_map(|(plan, first, more)| {
+                std::iter::once((plan, first)).chain(more.iter().map(move |of| (plan, of)))
+            })
             .enumerate()
-            .map(|(position, limit)| define(position, *limit).rule)
+            .map(|(position, (plan, limit))| define(plan, position, *limit).rule)
             .collect();
-        let limiter = |first: Limit, more: Vec<Limit>, plans| RateLimiter {
+        let limiter = |plan: &str, first: Limit, more: Vec<Limit>, plans| RateLimiter {
             store: Arc::clone(&store),
-            first: Arc::new(define(0, first)),
-            more: more.into_iter().enumerate().map(|(index, limit)| define(index + 1, limit)).collect(),
+            first: Arc::new(define(plan, 0, first)),
+            more: more.into_iter().enumerate().map(|(index, limit)| define(plan, index + 1, limit)).collect(),
             plans,
             families: Arc::clone(&families),
         };
         let named = plans
             .iter()
-            .map(|(name, first, more)| (name.clone(), limiter(*first, more.clone(), Arc::default())));
+            .map(|(name, first, more)| (name.clone(), limiter(name, *first, more.clone(), Arc::default())));
         let named = Arc::new(named.collect());
-        Ok(limiter(first, more.clone(), named))
+        Ok(limiter("", first, more.clone(), named))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollgate_core::key::{Key, KeyRef, Kind};
 use tollgate_core::limit::{Ask, Op};
-use tollgate_core::store::{Charge, Rule};
+use tollgate_core::store::{Charge, Rule, StoreError};
 use tollgate_core::{Outcome, Timestamp, Verdict};
 
 use crate::memory::MemoryStore;
@@ -31,8 +31,8 @@ use crate::rate::{RateLimiter, Refused, answer};
 /// ```
 ///
 /// Limiters of one [`store`](crate::RateLimiterBuilder::store) are charged at the same instant. Limiters of several
-/// stores are charged store by store, in the order given; when a later store refuses, what the earlier ones took is
-/// given back.
+/// stores are all asked first, then charged store by store; when another call was faster at a later one, what the earlier
+/// ones took is given back.
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is decided until `check`"]
 pub struct Together<'l> {
@@ -129,34 +129,73 @@ impl<'l> Together<'l> {
             }
         }
         let mut outcomes = vec![Outcome::allow(u64::MAX, 0); self.charges.len()];
+        // With one store, it alone decides. With several, all are asked first: a refusal then has cost nothing, and tells
+        // what every one of them says.
+        let mut all = true;
+        if stores.len() > 1 {
+            for store in &stores {
+                all &= self.tell(store, &mut outcomes, store.estimate_together(&self.of(store), at));
+            }
+        }
         let mut taken: Vec<(&Arc<MemoryStore>, Timestamp)> = Vec::new();
         for store in stores {
-            let of_store = |entry: &&Entry<'_>| Arc::ptr_eq(entry.store, store);
-            let charges: Vec<Charge<'_>> = self.charges.iter().filter(of_store).map(Entry::charge).collect();
-            let now = at.unwrap_or_else(|| store.now());
-            let decided = match store.decide_all(&charges, at) {
-                Ok(verdict) => verdict,
-                // A store that cannot decide lets the call pass, and counts that.
-                Err(_) => Verdict::of(vec![store.fail_open(); charges.len()]),
+            let refuses =
+                || self.in_store(store).any(|(index, _)| outcomes.get(index).is_some_and(|of| !of.allowed));
+            // If one refuses, only those that do are told of the call: some count what they refuse.
+            if !all && !refuses() {
+                continue;
+            }
+            let (decided, now) = match store.decide_all_at(&self.of(store), at) {
+                Ok((verdict, now)) => (Ok(verdict), now),
+                Err(error) => (Err(error), store.now()),
             };
-            let places = self.charges.iter().zip(&mut outcomes).filter(|(entry, _)| of_store(entry));
-            for ((_, place), outcome) in places.zip(&decided.outcomes) {
-                *place = *outcome;
-            }
-            if !decided.allowed {
-                for (earlier, taken) in taken {
+            if !all && decided.as_ref().is_ok_and(|verdict| verdict.allowed) {
+                // It has changed its mind since it was asked. The call stays refused.
+                self.undo(store, now, at);
+            } else if self.tell(store, &mut outcomes, decided) {
+                taken.push((store, now));
+            } else if all {
+                // Somebody was faster: nothing more is taken, and the others say how it stands.
+                all = false;
+                for (earlier, taken) in taken.drain(..) {
                     self.undo(earlier, taken, at);
+                    self.tell(earlier, &mut outcomes, earlier.estimate_together(&self.of(earlier), at));
                 }
-                break;
             }
-            taken.push((store, now));
         }
         answer(&Verdict::of(outcomes))
     }
 
+    /// The charges of one store, and their positions.
+    fn in_store<'s>(&'s self, store: &'s Arc<MemoryStore>) -> impl Iterator<Item = (usize, &'s Entry<'l>)> {
+        self.charges.iter().enumerate().filter(move |(_, entry)| Arc::ptr_eq(entry.store, store))
+    }
+
+    fn of(&self, store: &Arc<MemoryStore>) -> Vec<Charge<'_>> {
+        let of_store = self.charges.iter().filter(|entry| Arc::ptr_eq(entry.store, store));
+        of_store.map(Entry::charge).collect()
+    }
+
+    /// Puts what a store says in its places; whether it allows the call. A store that cannot decide lets the call pass,
+    /// and counts that.
+    fn tell(
+        &self,
+        store: &Arc<MemoryStore>,
+        outcomes: &mut [Outcome],
+        said: Result<Verdict, StoreError>,
+    ) -> bool {
+        let places: Vec<usize> = self.in_store(store).map(|(index, _)| index).collect();
+        let verdict = said.unwrap_or_else(|_| Verdict::of(vec![store.fail_open(); places.len()]));
+        for (place, outcome) in places.into_iter().zip(&verdict.outcomes) {
+            if let Some(place) = outcomes.get_mut(place) {
+                *place = *outcome;
+            }
+        }
+        verdict.allowed
+    }
+
     fn undo(&self, store: &Arc<MemoryStore>, taken: Timestamp, at: Option<Timestamp>) {
-        for entry in self.charges.iter().filter(|entry| Arc::ptr_eq(entry.store, store)) {
-            let charge = entry.charge();
+        for charge in self.of(store) {
             let ask = Ask { taken: Some(taken), ..charge.ask };
             // What was just charged is there, so giving it back cannot fail.
             let _ = store.decide(Op::Undo, Charge { ask, ..charge }, at);

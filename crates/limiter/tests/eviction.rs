@@ -6,12 +6,13 @@
 mod common;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use common::*;
 use proptest::prelude::*;
 use tollgate::core::limit::{Op, State};
 use tollgate::core::store::Rule;
-use tollgate::{Limit, MemoryStore, Nanos};
+use tollgate::{Limit, ManualClock, MemoryStore, Nanos, Quota, RateLimiter};
 
 /// A store of so many bytes, nearly all of them for the states of one kind.
 fn store(bytes: usize, kind: Kind, exact: bool) -> MemoryStore {
@@ -361,4 +362,34 @@ fn what_is_remembered_of_evicted_logs_passes_with_them() {
     }
     let stats = store.stats();
     assert!(stats.bytes <= stats.max_bytes, "{stats:?}");
+}
+
+/// Found by a reader: a window that begins with the first call began anew with every refused one, and so did the wait.
+#[test]
+fn a_newcomer_that_a_floor_refuses_is_told_the_smallest_wait() {
+    for quota in [Quota::per_hour(3).anchored_window(), Quota::per_hour(3).in_batches(), Quota::per_hour(3)] {
+        let store = MemoryStore::builder().max_bytes(4096);
+        let clock = ManualClock::at(at(TODAY));
+        let limiter = RateLimiter::builder(quota).own_store(store).clock(clock.clone()).build();
+        for key in 0..20_000_u64 {
+            let _ = limiter.check_n(key, 3);
+        }
+        clock.advance(Duration::from_secs(1800));
+        let mut asked = 0;
+        for newcomer in 20_000..20_200_u64 {
+            let now = limiter.store().now();
+            if let Err(refused) = limiter.peek(newcomer, 2) {
+                let wait = refused.outcome.retry_after.unwrap();
+                let sooner = Nanos::new(wait.as_u64() - 1);
+                // Time told is the store's for good, so the earlier instant comes first.
+                if limiter.peek_at(newcomer, 2, now + sooner).is_ok() {
+                    unreachable!("{quota:?}: told to wait {wait}, yet {sooner} is enough");
+                }
+                assert!(limiter.peek_at(newcomer, 2, now + wait).is_ok(), "{quota:?}: {wait} is not enough");
+                asked += 1;
+                break;
+            }
+        }
+        assert_eq!(asked, 1, "{quota:?}: nobody is refused");
+    }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::*;
 use proptest::prelude::*;
 use tollgate::core::limit::{Ask, Op};
-use tollgate::{Key, LimitError, ManualClock, MemoryStore, Quota, RateLimiter};
+use tollgate::{Key, LimitError, ManualClock, MemoryStore, Quota, RateLimiter, Timestamp};
 
 const NANO: Duration = Duration::from_nanos(1);
 
@@ -84,7 +84,7 @@ fn a_wrong_quota_is_refused_with_its_field_its_value_and_the_range() {
             "counting_refused is set: it must be left out, or used with a sliding log or sub-windows",
         ),
         (hour(0).in_batches(), "rate is 0: it must be from 1 to 4611686018427387904"),
-        (hour(1).burst(0).in_batches(), "burst is 0: it must be from 1 to 4611686018427387904"),
+        (hour(1).burst(0).in_batches(), "burst is 0: it must be from 1 to 1281023"),
     ];
     for (quota, message) in all {
         assert_eq!(error(quota).to_string(), message, "{quota:?}");
@@ -417,7 +417,7 @@ fn two_stores_place_keys_differently() {
 
 #[test]
 fn every_key_of_a_batch_is_answered_once() {
-    // A store in which one key's log has no room: the batch must not begin anew for the others.
+    // A store in which one key's log takes all the room: the batch must not begin anew for the others.
     let clock = ManualClock::at(at(TODAY));
     let builder = MemoryStore::builder().max_bytes(8 << 10).clock(clock.clone());
     let limiter = RateLimiter::builder(Quota::per_hour(100_000).sliding_log()).own_store(builder).build();
@@ -425,11 +425,97 @@ fn every_key_of_a_batch_is_answered_once() {
         clock.advance(NANO);
         let _ = limiter.check("hoarder");
     }
-    assert!(limiter.store().stats().failed_open > 0, "no room");
     let mut answered = Vec::new();
     clock.advance(NANO);
     let left = limiter.peek("alice", 1).unwrap().remaining;
     limiter.check_many(&["alice", "bob", "hoarder", "carol"], |key, _| answered.push(*key));
     assert_eq!(answered, ["alice", "bob", "hoarder", "carol"]);
     assert_eq!(limiter.peek("alice", 1).unwrap().remaining, left - 1, "charged once");
+}
+
+/// Found by a reader: a log that did not fit was not enforced at all.
+#[test]
+fn a_log_larger_than_its_store_is_enforced_and_only_becomes_coarser() {
+    for (count, bytes) in [(4096, 4096), (65_536, 65_536), (50_000, 1 << 20)] {
+        let limiter = RateLimiter::builder(Quota::per_hour(count).sliding_log())
+            .own_store(MemoryStore::builder().max_bytes(bytes))
+            .build();
+        let start = 1_000_000_000_000;
+        let at = |call: u64| Timestamp::from_nanos(start + 1000 * call);
+        let passed =
+            (0..2 * count).filter(|&call| limiter.check_at("alice", at(call)).is_ok()).count() as u64;
+        assert_eq!(passed, count, "in {bytes} bytes");
+        assert_eq!(limiter.store().stats().failed_open, 0);
+        assert!(limiter.store().stats().bytes <= bytes);
+        // What is told is when it passes, and an hour later all of it is back.
+        let wait = limiter.check_at("alice", at(2 * count)).unwrap_err().outcome.retry_after.unwrap();
+        assert!(limiter.check_at("alice", at(2 * count) + wait).is_ok());
+    }
+}
+
+#[test]
+fn several_logs_that_do_not_fit_together_are_all_enforced() {
+    let limiter = RateLimiter::builder(Quota::per_day(1500).sliding_log())
+        .own_store(MemoryStore::builder().max_bytes(64 << 10))
+        .build();
+    let mut passed = [0; 4];
+    for call in 0..4000_u64 {
+        for (caller, passed) in passed.iter_mut().enumerate() {
+            *passed +=
+                u64::from(limiter.check_at(caller, Timestamp::from_nanos(1_000_000 * call + 1)).is_ok());
+        }
+    }
+    assert!(passed.iter().all(|&passed| passed <= 1500), "{passed:?}");
+    assert!(passed.iter().sum::<u64>() >= 1500, "{passed:?}");
+    assert_eq!(limiter.store().stats().failed_open, 0);
+}
+
+#[test]
+fn a_rate_and_a_count_of_requests_of_the_same_name_do_not_meet() {
+    let store = std::sync::Arc::new(MemoryStore::new());
+    let in_progress = tollgate::ConcurrencyLimiter::builder(1).name("api/0").store(&store).build();
+    let rate = RateLimiter::per_hour(10).name("api").store(&store).build();
+    let permit = in_progress.acquire("k").unwrap();
+    assert_eq!(rate.check("k").unwrap().remaining, 9);
+    assert!(in_progress.acquire("k").is_err());
+    drop(permit);
+}
+
+#[test]
+fn at_the_end_of_time_limits_still_hold() {
+    let quota = Quota::per_hour(3);
+    for quota in [
+        quota,
+        quota.fixed_window(),
+        quota.anchored_window(),
+        quota.sliding_log(),
+        quota.sub_windows(6),
+        quota.sliding_window(),
+        quota.in_batches(),
+    ] {
+        for store in [MemoryStore::builder(), MemoryStore::builder().exact_keys()] {
+            let limiter = RateLimiter::builder(quota).own_store(store.max_bytes(1 << 20)).build();
+            let passed = (0..1000).filter(|_| limiter.check_at("k", Timestamp::from_nanos(u64::MAX)).is_ok());
+            assert_eq!(passed.count(), 3, "{quota:?}");
+        }
+    }
+}
+
+#[test]
+fn looking_at_a_store_and_changing_a_quota_do_not_move_the_time_of_those_who_bring_their_own() {
+    let at = Timestamp::from_secs;
+    let limiter = RateLimiter::per_hour(10).build();
+    let _ = limiter.check_n_at("a", 10, at(5)).unwrap();
+    limiter.set_quota(Quota::per_hour(10).burst(11)).unwrap();
+    assert_eq!(limiter.peek_at("a", 1, at(6)).unwrap().remaining, 1);
+    let _ = limiter.check_at("a", at(6)).unwrap();
+    assert_eq!(limiter.store().count_keys(None), 1);
+    assert_eq!(limiter.store().now(), at(6));
+    assert!(limiter.check_at("a", at(7)).is_err());
+}
+
+#[test]
+fn a_bucket_in_batches_that_takes_longer_than_time_to_fill_is_refused() {
+    let error = Quota::per_day(1).burst(1_000_000).in_batches().limit().unwrap_err();
+    assert_eq!(error.to_string(), "burst is 1000000: it must be from 1 to 53375");
 }

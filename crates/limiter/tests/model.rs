@@ -268,13 +268,8 @@ proptest! {
             .build();
         let plans = [&limiter, limiter.plan("pro").unwrap(), limiter.plan("gold").unwrap()];
         let mut model = Model::default();
-        // Plans of the same limit are one rule.
-        let mut rules: Vec<usize> = Vec::new();
-        for quota in [free, pro, gold] {
-            let limit = quota.limit().unwrap();
-            let same = rules.iter().copied().find(|rule| model.limit(*rule) == limit);
-            rules.push(same.unwrap_or_else(|| model.define(0, limit)));
-        }
+        // Plans of the same limit are rules of their own: each can change for itself.
+        let rules = [free, pro, gold].map(|quota| model.define(0, quota.limit().unwrap()));
         let mut now = start;
         for call in calls {
             match call.0 {
@@ -313,7 +308,7 @@ proptest! {
                     model.forget(rules[plan], KEYS[key]);
                 }
                 Call::SetQuota { plan, spec } => {
-                    plans[plan].set_quota(spec.quota()).unwrap();
+                    plans[plan].set_quota_of(0, spec.quota(), Some(at(now))).unwrap();
                     model.redefine(rules[plan], spec.quota().limit().unwrap(), now);
                 }
             }

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use tollgate::{ManualClock, MemoryStore, Quota, RateLimiter};
+use tollgate::{ManualClock, MemoryStore, Quota, RateLimiter, Timestamp};
 
 /// A limiter of two plans, and its clock.
 fn free_and_pro(free: Quota, pro: Quota) -> (RateLimiter, ManualClock) {
@@ -157,27 +157,6 @@ fn a_key_is_not_forgotten_because_the_old_quota_would_have_refilled_it() {
     }
 }
 
-/// A quota that is adjusted all the time, as by an automatic controller, costs neither time nor limits, and little
-/// memory: every change leaves a record behind.
-#[test]
-fn a_quota_may_be_changed_every_second_for_a_day() {
-    let clock = ManualClock::at(at(TODAY));
-    let limiter = RateLimiter::per_minute(10).clock(clock.clone()).build();
-    let before = resident_bytes();
-    for change in 0..86_400_u64 {
-        clock.advance(Duration::from_secs(1));
-        limiter.set_quota(Quota::per_minute(10 + change % 2)).unwrap();
-        if change % 1000 == 0 {
-            // Deciding does not walk through all that ever was.
-            let passed = (0..100).filter(|_| limiter.check(change).is_ok()).count();
-            assert_eq!(passed, 10, "after {change} changes");
-        }
-    }
-    let grown = resident_bytes().saturating_sub(before);
-    assert!(grown < 256 * 86_400, "grown by {grown} bytes");
-    assert_eq!(limiter.store().stats().failed_open, 0);
-}
-
 #[test]
 fn reset_starts_afresh_under_every_plan() {
     let clock = ManualClock::at(at(TODAY));
@@ -215,4 +194,31 @@ fn logs_of_different_grains_mix() {
             assert!(wait <= Duration::from_nanos(80), "{wait:?} is longer than any window");
         }
     }
+}
+
+/// Found by a reader: looking, or being refused, under a smaller plan clipped what was used under a larger one.
+#[test]
+fn looking_and_being_refused_under_one_plan_takes_nothing_from_another() {
+    let stores = [MemoryStore::builder(), MemoryStore::builder().exact_keys()];
+    for store in stores {
+        let limiter = RateLimiter::per_hour(10)
+            .plan("pro", Quota::per_hour(1000))
+            .own_store(store.max_bytes(1 << 20))
+            .build();
+        let pro = limiter.plan("pro").unwrap();
+        let now = Timestamp::from_secs(100);
+        let _ = pro.check_n_at("alice", 1000, now).unwrap();
+        assert!(limiter.peek_at("alice", 1, now).is_err());
+        assert!(limiter.check_at("alice", now).is_err());
+        assert!(pro.peek_at("alice", 1, now).is_err());
+        assert!(pro.check_at("alice", now).is_err());
+    }
+}
+
+#[test]
+fn a_plan_with_the_same_quota_as_another_changes_for_itself() {
+    let limiter = RateLimiter::per_hour(50).plan("standard", Quota::per_hour(50)).build();
+    limiter.set_quota(Quota::per_hour(10)).unwrap();
+    assert_eq!(limiter.plan("standard").unwrap().check("alice").unwrap().remaining, 49);
+    assert_eq!(limiter.check("bob").unwrap().remaining, 9);
 }

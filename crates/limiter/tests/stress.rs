@@ -457,3 +457,18 @@ fn stress_everything_at_once() {
         assert!(late.allowed, "{kind:?}");
     }
 }
+
+/// Found by a reader: a batch was refused by the time that another thread had read meanwhile.
+#[test]
+fn stress_batches_cut_no_burst_short() {
+    let limiter = RateLimiter::per_day(8).build();
+    let refused = race(|_| {
+        let mut refused = 0;
+        for key in 0..5000_u64 {
+            limiter.check_many(&[key; 2], |_, outcome| refused += u64::from(!outcome.allowed));
+        }
+        refused
+    });
+    // Every thread asks twice for each key.
+    assert_eq!(refused, 5000 * (2 * THREADS).saturating_sub(8));
+}

@@ -108,3 +108,69 @@ fn what_was_taken_in_a_window_that_is_over_is_not_given_back_to_this_one() {
         assert_eq!(limiter.refund_taken("report", 50, clock.now()).remaining, 90, "{quota:?}");
     }
 }
+
+/// Found by a reader: the undo named a time before the charge, and gave nothing back.
+#[test]
+fn a_call_refused_by_a_second_store_costs_the_first_nothing_even_when_its_time_goes_back() {
+    for quota in [
+        Quota::per_minute(10),
+        Quota::per_minute(10).fixed_window(),
+        Quota::per_minute(10).anchored_window(),
+        Quota::per_hour(10).sliding_log(),
+        Quota::per_hour(10).in_batches(),
+    ] {
+        let first = RateLimiter::builder(quota).build();
+        let second = RateLimiter::per_hour(1).build();
+        let late = Timestamp::from_secs(100);
+        let _ = second.check_at("k", late).unwrap();
+        let _ = first.check_at("other", late).unwrap();
+        for _ in 0..5 {
+            let call = Together::new().charge(&first, "k").charge(&second, "k");
+            assert!(call.check_at(Timestamp::from_secs(50)).is_err());
+        }
+        assert_eq!(first.peek_at("k", 1, late).unwrap().remaining, 10, "{quota:?}");
+    }
+}
+
+#[test]
+fn a_refusal_by_several_stores_tells_the_longest_wait_and_what_is_really_left() {
+    let clock = ManualClock::default();
+    let [second, hour] = [Quota::per_second(1), Quota::per_hour(1)]
+        .map(|quota| RateLimiter::builder(quota).clock(clock.clone()).build());
+    let call = Together::new().charge(&second, "k").charge(&hour, "k");
+    assert!(call.check().is_ok());
+    let refused = call.check().unwrap_err();
+    assert_eq!((refused.retry_after(), refused.limit), (Some(Duration::from_secs(3600)), 1));
+
+    let [untouched, used] = [2, 10].map(|count| RateLimiter::per_hour(count).clock(clock.clone()).build());
+    let _ = used.check_n("k", 9).unwrap();
+    let refused = Together::new().charge_n(&untouched, "k", 2).charge_n(&used, "k", 2).check().unwrap_err();
+    assert_eq!(refused.outcome.remaining, 1);
+}
+
+#[test]
+fn threads_that_race_over_two_stores_leave_no_charge_of_a_refused_call_behind() {
+    for quota in [
+        Quota::per_hour(100_000),
+        Quota::per_hour(100_000).anchored_window(),
+        Quota::per_hour(100_000).in_batches(),
+        Quota::per_hour(100_000).sub_windows(60),
+    ] {
+        let wide = RateLimiter::builder(quota).build();
+        let narrow = RateLimiter::per_hour(50).build();
+        let passed = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        let call = Together::new().charge(&wide, "k").charge(&narrow, "k");
+                        passed.fetch_add(u64::from(call.check().is_ok()), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        let left = wide.peek("k", 1).unwrap().remaining;
+        // A bucket regains a few of them while the test runs.
+        assert!(left >= 100_000 - passed.into_inner(), "{quota:?}: {left}");
+    }
+}

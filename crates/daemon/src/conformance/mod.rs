@@ -102,7 +102,7 @@ fn vector_files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).with_context(cannot_read)? {
         let path = entry.with_context(cannot_read)?.path();
-        if path.extension().is_some_and(|extension| extension == "json") && path.is_file() {
+        if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
             files.push(path);
         }
     }
@@ -120,6 +120,10 @@ fn name_of(path: &Path) -> String {
 fn replay<S: Store>(path: &Path, target: &Target<impl Fn() -> S>) -> Result<Replayed, Malformed> {
     let name = name_of(path);
     let in_file = |problem: Problem| problem.in_file(&name);
+    if !path.is_file() {
+        let problem = std::io::Error::other("it is no regular file, or leads nowhere");
+        return Err(in_file(problem.into()));
+    }
     let file = VectorFile::read(path).map_err(in_file)?;
     if target.in_micros && !file.is_in_micros() {
         return Ok(Replayed::Skipped("this store counts microseconds, the file nanoseconds"));

@@ -139,7 +139,7 @@ impl<S: Store> One<S> {
         fields.extend([
             ("noncritical_remaining", json!(outcome.remaining)),
             ("noncritical_inflight", json!(used.other)),
-            ("total_inflight", json!(used.critical + used.other)),
+            ("total_inflight", json!(used.total())),
         ]);
         Ok(fields)
     }

@@ -10,14 +10,23 @@ use super::rules::Record;
 use super::shards::{Shard, Target};
 use super::table::{Place, Tag};
 
+/// Whether a state that is asked for moves to the rule that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moves {
+    Yes,
+    No,
+}
+
 impl MemoryStore {
-    /// What a key used under other rules of its family, wherever that is kept, moved under this one.
+    /// What a key used under other rules of its family, wherever that is kept, in terms of this one: moved under it, or
+    /// left where it is.
     pub(super) fn adopt<A: Packed>(
         &self,
         algorithm: &A,
         target: Target<'_>,
         now: Timestamp,
         shard: Option<&mut Shard>,
+        moves: Moves,
     ) -> Option<A::State> {
         let Target { rule, record, hash, .. } = target;
         let place = self.table.place(hash);
@@ -32,19 +41,39 @@ impl MemoryStore {
         };
         for tag in self.family_in_table(place, record).into_iter().filter(|tag| tag.rule() != rule) {
             if let Some(old) = self.rules.get(tag.rule())
-                && let Some(word) = self.table.extract(place, tag)
+                && let Some(word) = self.word_of(place, tag, moves)
             {
                 add(tag.rule(), old.unpack(word));
             }
         }
-        if let Some((from, state)) = shard.and_then(|shard| self.shards.take(shard, target)) {
+        let in_maps = shard.and_then(|shard| match moves {
+            Moves::Yes => self.shards.take(shard, target),
+            Moves::No => self.shards.look(shard, target),
+        });
+        if let Some((from, state)) = in_maps {
             add(from, state);
         }
         adopted
     }
 
+    fn word_of(&self, place: Place, tag: Tag, moves: Moves) -> Option<u64> {
+        match moves {
+            Moves::Yes => self.table.extract(place, tag),
+            Moves::No => self.table.update(place, tag, |word| (None, word)),
+        }
+    }
+
+    /// Whether a key has used something under a rule of its family that is in force beside this one: another plan's.
+    /// Under a limit that was changed nobody asks any more.
+    pub(super) fn has_rival(&self, target: Target<'_>, shard: Option<&Shard>) -> bool {
+        let rival = |rule: u32| self.rules.newest(rule).is_some_and(|(newest, _)| newest != target.rule);
+        let place = self.table.place(target.hash);
+        self.family_in_table(place, target.record).into_iter().any(|tag| rival(tag.rule()))
+            || shard.and_then(|shard| self.shards.rule_of(shard, target)).is_some_and(rival)
+    }
+
     /// A key whose rule now lives in the maps brings along what it used while it lived in the table.
-    pub(super) fn adopt_from_table(&self, target: Target<'_>, now: Timestamp) -> Option<State> {
+    pub(super) fn adopt_from_table(&self, target: Target<'_>, now: Timestamp, moves: Moves) -> Option<State> {
         let place = self.table.place(target.hash);
         let _guard = self.table.lock(place);
         let mut adopted = None;
@@ -52,7 +81,7 @@ impl MemoryStore {
             let Some(old) = self.rules.get(tag.rule()) else {
                 continue;
             };
-            let Some(word) = self.table.extract(place, tag) else {
+            let Some(word) = self.word_of(place, tag, moves) else {
                 continue;
             };
             let state = self.rules.carry(tag.rule(), old.unpack(word), target.rule, now);
@@ -64,7 +93,7 @@ impl MemoryStore {
         adopted
     }
 
-    /// The state from which a newcomer to the table starts: what was evicted from its sets under its own rule,
+    /// The state that a newcomer to the table inherits: what was evicted from its sets under its own rule,
     /// and under the others of its family.
     pub(super) fn floor<A: Packed>(
         &self,
@@ -77,14 +106,13 @@ impl MemoryStore {
         let (sets, of) = (self.table.sets_of(self.table.place(hash)), self.table.sets());
         let floor = record.floor_state(algorithm, sets, of, now);
         if !record.has_siblings() {
-            return algorithm.inherit(&floor, now);
+            return floor;
         }
         let in_table = self.rules.family_floor(rule, record, sets, of, now);
         let in_maps = shard.map(|shard| shard.floor(&self.rules, &target, now));
-        let floor = in_table.into_iter().chain(in_maps).fold(floor, |floor, state| {
+        in_table.into_iter().chain(in_maps).fold(floor, |floor, state| {
             algorithm.join(&floor, &algorithm.unpack(record.base(), record.pack(&state)), now)
-        });
-        algorithm.inherit(&floor, now)
+        })
     }
 
     /// What was evicted from the table under rules of the family of a rule that lives in the maps.

@@ -43,32 +43,63 @@ impl MemoryStore {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
+        self.decide_all_at(charges, at).map(|(verdict, _)| verdict)
+    }
+
+    /// As [`decide_all`](Self::decide_all), and tells when it was decided.
+    pub(crate) fn decide_all_at(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> Result<(Verdict, Timestamp), StoreError> {
+        /// How often a refusal is tried again at a later time. Others move time all the time.
+        const TRIES: u32 = 3;
         let mut now = self.time(at);
-        loop {
+        for tries in 1.. {
             let mut targets = Targets::new();
             for charge in charges {
                 let (rule, record) = self.current(charge.rule, now)?;
                 let hash = self.hash(charge.key, record);
                 targets.push((self.target(rule, record, hash, charge.key), charge.ask));
             }
-            match self.decide_targets(&merged(&targets), now, at)? {
-                Some(verdict) => return Ok(spread(&targets, verdict)),
-                None => now = self.latest_seen(at),
+            let latest = if tries < TRIES { self.latest_seen(at) } else { now };
+            match self.decide_targets(&merged(&targets), now, latest)? {
+                Some(verdict) => return Ok((spread(&targets, verdict), now)),
+                None => now = latest,
             }
         }
+        Ok((Verdict::of(Vec::new()), now))
     }
 
-    /// Nothing, if a later time must be tried before a refusal is true.
+    /// What [`decide_all`](Self::decide_all) would answer; nothing is taken, and no refusal is counted.
+    pub(crate) fn estimate_together(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> Result<Verdict, StoreError> {
+        let now = self.time(at);
+        let mut targets = Targets::new();
+        for charge in charges {
+            let (rule, record) = self.current(charge.rule, now)?;
+            targets.push((self.target(rule, record, self.hash(charge.key, record), charge.key), charge.ask));
+        }
+        let merged = merged(&targets);
+        let mut locked = self.lock(merged.iter().map(|(target, _)| target));
+        let outcomes = self.estimate_all(&merged, now, &mut locked)?;
+        Ok(spread(&targets, Verdict::of(outcomes)))
+    }
+
+    /// Nothing, if a refusal must be tried again at `latest` before it is true.
     pub(super) fn decide_targets(
         &self,
         targets: &[(Target<'_>, Ask)],
         now: Timestamp,
-        at: Option<Timestamp>,
+        latest: Timestamp,
     ) -> Result<Option<Verdict>, StoreError> {
         let mut locked = self.lock(targets.iter().map(|(target, _)| target));
         let mut outcomes = self.estimate_all(targets, now, &mut locked)?;
         if !outcomes.iter().all(|outcome| outcome.allowed) {
-            if self.latest_seen(at) > now {
+            if latest > now {
                 return Ok(None);
             }
             // Limits that count refused calls count those that they themselves refused. Only logs do, and
@@ -98,7 +129,7 @@ impl MemoryStore {
                 }
             }
             // Another call took what was there a moment ago: what this one has taken goes back.
-            let later = self.latest_seen(at).max(now);
+            let later = latest.max(now);
             let taken = order.iter().take(done).filter(|&&taken| held.get(taken) != Some(&true));
             for (target, ask) in taken.filter_map(|&taken| targets.get(taken)) {
                 let undo = Call { op: Op::Undo, ask: *ask, now: later, taken: now };

@@ -155,12 +155,13 @@ impl MemoryStore {
     /// # Ok::<_, tollgate::LimitError>(())
     /// ```
     pub fn define(&self, family: &str, limit: Limit) -> Rule {
-        self.define_known(family, limit).rule
+        self.define_known(family, "", limit).rule
     }
 
     /// As [`define`](Self::define), for those who will use the rule often.
-    pub(crate) fn define_known(&self, family: &str, limit: Limit) -> KnownRule {
-        let (rule, record) = self.rules.define(family, limit, self.tables, |name| self.hash.hash_one(name));
+    pub(crate) fn define_known(&self, family: &str, label: &str, limit: Limit) -> KnownRule {
+        let salt = |name: &str| self.hash.hash_one(name);
+        let (rule, record) = self.rules.define(family, label, limit, self.tables, salt);
         KnownRule { rule, record, moved: AtomicU32::new(0) }
     }
 
@@ -177,7 +178,12 @@ impl MemoryStore {
     /// ```
     pub fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         self.rules.get(rule.0).ok_or(StoreError::UnknownRule(rule))?;
-        self.rules.redefine(rule.0, limit, self.time(at), self.tables);
+        self.rules.redefine(
+            rule.0,
+            limit,
+            at.map_or_else(|| self.now(), |at| self.time(Some(at))),
+            self.tables,
+        );
         Ok(())
     }
 
@@ -220,7 +226,7 @@ impl MemoryStore {
 
     /// Gives back what a permit holds. Its key was resolved when it was taken.
     pub(crate) fn release(&self, held: &Held) {
-        let now = self.time(None);
+        let now = self.now();
         let Ok((rule, record)) = self.current(held.rule, now) else {
             return;
         };
@@ -293,20 +299,25 @@ impl MemoryStore {
     /// assert_eq!(limiter.store().count_keys(None), 2);
     /// ```
     pub fn count_keys(&self, at: Option<Timestamp>) -> usize {
-        let now = self.time(at);
+        let now = at.unwrap_or_else(|| self.now());
         self.table.count_live(&self.judge(now)) + self.shards.count_live(&self.rules, now)
     }
 
-    /// The time of the store's clock.
+    /// The time of the store: what its clock shows, or the latest time given where callers bring their own. Looking
+    /// does not move it.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
     /// let store = MemoryStore::new();
     /// assert!(store.now() <= store.now());
     /// ```
-    #[inline]
     pub fn now(&self) -> Timestamp {
-        self.time(None)
+        let latest = Timestamp::from_nanos(self.latest.load(Ordering::Acquire));
+        // Who brings a time of their own has no use for the clock's.
+        if latest > Timestamp::ZERO && !self.clock_used.load(Ordering::Acquire) {
+            return latest;
+        }
+        self.clock.now().min(END).max(latest)
     }
 
     /// A decision that the store could not make: the call passes and is counted.
@@ -324,7 +335,7 @@ impl MemoryStore {
                 if !self.clock_used.load(Ordering::Relaxed) {
                     self.clock_used.store(true, Ordering::Relaxed);
                 }
-                let now = self.clock.now();
+                let now = self.clock.now().min(END);
                 if now > latest && !self.clock.is_trusted() {
                     self.latest.fetch_max(now.as_nanos(), Ordering::AcqRel);
                 }
@@ -335,7 +346,7 @@ impl MemoryStore {
                     true => SystemClock::latest(),
                     false => Timestamp::ZERO,
                 };
-                let now = at.max(latest).max(clock);
+                let now = at.min(END).max(latest).max(clock);
                 if now > latest {
                     self.latest.fetch_max(now.as_nanos(), Ordering::AcqRel);
                 }
@@ -344,12 +355,11 @@ impl MemoryStore {
         }
     }
 
-    /// As [`time`](Self::time), for a key that may have been charged before. Its first charge went the long way
-    /// and left word that the clock is in use.
+    /// As [`time`](Self::time), for the way that nearly every decision takes.
     #[inline(always)]
     fn time_soon(&self, at: Option<Timestamp>) -> Timestamp {
         match at {
-            None if self.clock.is_trusted() => {
+            None if self.clock.is_trusted() && self.clock_used.load(Ordering::Relaxed) => {
                 SystemClock.now().max(Timestamp::from_nanos(self.latest.load(Ordering::Acquire)))
             }
             None => self.time_of_clock(),
@@ -409,6 +419,9 @@ impl Default for MemoryStore {
         Self::new()
     }
 }
+
+/// Time goes no further: beyond, windows would run out of bits. That is in the year 2262.
+const END: Timestamp = Timestamp::from_nanos(1 << 63);
 
 /// Tells the kinds of keys apart in the hash.
 const KIND_SALT: u64 = 0xA24B_AED4_963E_E407;

@@ -22,6 +22,8 @@ const MIN_SPAN: u64 = 365 * 24 * 3600 * 1_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) limit: Limit,
+    /// Tells rules of one family and one limit apart that may change each for itself.
+    label: Box<str>,
     pub(crate) family: Arc<Family>,
     /// The family's salt, near at hand.
     pub(crate) salt: u64,
@@ -209,6 +211,7 @@ impl Rules {
     pub(crate) fn define(
         &self,
         name: &str,
+        label: &str,
         limit: Limit,
         tables: bool,
         salt: impl Fn(&str) -> u64,
@@ -219,19 +222,20 @@ impl Rules {
         });
         let known = family.members.lock().iter().copied().find_map(|member| {
             let known = self.records.get(member as usize)?;
-            let same = known.limit == limit && known.successor.get().is_none();
+            let same = known.limit == limit && *known.label == *label && known.successor.get().is_none();
             same.then(|| (Rule(member), Arc::clone(known)))
         });
-        known.unwrap_or_else(|| self.add(limit, Arc::clone(family), tables))
+        known.unwrap_or_else(|| self.add(limit, label, Arc::clone(family), tables))
     }
 
     /// Adds a record; to be called under the lock of the families.
-    fn add(&self, limit: Limit, family: Arc<Family>, tables: bool) -> (Rule, Arc<Record>) {
+    fn add(&self, limit: Limit, label: &str, family: Arc<Family>, tables: bool) -> (Rule, Arc<Record>) {
         let is_word = tables && on_word!(RecordOf { limit }, a => a.span() >= MIN_SPAN, else false);
         // The table can name only so many rules. Beyond that, states live in the maps.
         let in_table = is_word && self.records.count() < MAX_RULES as usize;
         let record = Arc::new(Record {
             limit,
+            label: label.into(),
             salt: family.salt,
             family: Arc::clone(&family),
             in_table,
@@ -274,13 +278,17 @@ impl Rules {
     }
 
     /// The state under rule `to` of a key that was last charged under rule `from`. It lives under each rule
-    /// that was in force since then for as long as it was.
+    /// that was in force since then for as long as it was; if there were many, the later ones count as one, so that a
+    /// key's cost does not grow with the number of changes.
     pub(crate) fn carry(&self, from: u32, mut state: State, to: u32, now: Timestamp) -> State {
+        const STEPS: u32 = 16;
         let mut rule = from;
+        let mut steps = 0;
         while rule != to
             && let Some(record) = self.get(rule)
         {
-            rule = record.successor.get().copied().unwrap_or(to);
+            steps += 1;
+            rule = record.successor.get().copied().filter(|_| steps < STEPS).unwrap_or(to);
             let Some(next) = self.get(rule) else { break };
             state = next.limit.convert(&record.limit, &state, record.changed(now));
         }
@@ -311,7 +319,7 @@ impl Rules {
         if record.successor.get().is_some() {
             return;
         }
-        let (Rule(next), heir) = self.add(limit, Arc::clone(&record.family), tables);
+        let (Rule(next), heir) = self.add(limit, &record.label, Arc::clone(&record.family), tables);
         record.superseded.store(now.as_nanos(), Ordering::Release);
         if heir.in_table {
             heir.begin(now);

@@ -14,6 +14,7 @@ use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::StoreError;
 use tollgate_core::{Outcome, Timestamp};
 
+use super::family::Moves;
 use super::rules::{Record, Rules};
 
 /// The maps.
@@ -68,6 +69,9 @@ pub(crate) struct Elsewhere {
     /// What was evicted near it.
     pub(crate) floor: Option<State>,
 }
+
+/// Bytes that a floor may take.
+const FLOOR_BYTES: usize = 1024;
 
 /// What is wanted of a state, and when.
 #[derive(Clone, Copy, Debug)]
@@ -186,14 +190,26 @@ impl Shards {
         rules: &Rules,
         target: Target<'_>,
         call: Call,
-        elsewhere: impl FnOnce() -> Elsewhere,
+        elsewhere: impl Fn(Moves) -> Elsewhere,
     ) -> Result<Outcome, StoreError> {
         let Call { op, ask, now, taken } = call;
         let limit = &target.record.limit;
         let full = Err(StoreError::Full { bytes: self.budget.ceiling });
         let Some(position) = shard.find(&target, self.exact) else {
-            let Elsewhere { state, floor } = elsewhere();
-            let must_put = state.is_some();
+            let Elsewhere { state: before, floor } = elsewhere(Moves::No);
+            let must_put = before.is_some();
+            let state = match before {
+                Some(before) => {
+                    // Looking, and being refused, must not take from one plan what another would clip.
+                    let mut state = before.clone();
+                    let outcome = limit.apply(op, &mut state, now, ask, taken);
+                    if state == before {
+                        return Ok(outcome);
+                    }
+                    elsewhere(Moves::Yes).state
+                }
+                None => None,
+            };
             if !must_put
                 && floor.is_none()
                 && let Some(outcome) = shard.refuse_by_floor(&target, call)
@@ -227,8 +243,13 @@ impl Shards {
         let Some(entry) = shard.entries.get_mut(position as usize) else { return full };
         let before = allocated(entry.state.heap_bytes());
         if entry.rule != target.rule {
-            let state = std::mem::replace(&mut entry.state, limit.fresh());
-            entry.state = rules.carry(entry.rule, state, target.rule, now);
+            let carried = rules.carry(entry.rule, entry.state.clone(), target.rule, now);
+            let mut state = carried.clone();
+            let outcome = limit.apply(op, &mut state, now, ask, taken);
+            if state == carried {
+                return Ok(outcome);
+            }
+            entry.state = carried;
             entry.rule = target.rule;
         }
         let outcome = limit.apply(op, &mut entry.state, now, ask, taken);
@@ -236,7 +257,7 @@ impl Shards {
         shard.budget.add(after);
         shard.budget.sub(before);
         if after > before
-            && let Err(position) = shard.make_room(rules, now, position, || self.relieve(rules, now))
+            && let Err((position, bytes)) = self.settle(shard, rules, now, position, after)
         {
             // It cannot grow: the charge is taken back and the caller is told.
             if let Some(entry) = shard.entries.get_mut(position as usize)
@@ -245,11 +266,41 @@ impl Shards {
                 let _ = limit.apply(Op::Undo, &mut entry.state, now, ask, now);
                 entry.state.shrink();
                 shard.budget.add(allocated(entry.state.heap_bytes()));
-                shard.budget.sub(after);
+                shard.budget.sub(bytes);
             }
             return if outcome.allowed { full } else { Ok(outcome) };
         }
         Ok(outcome)
+    }
+
+    /// Brings the store back under its ceiling after an entry has grown to so many bytes. One that takes much of the
+    /// store becomes coarser before it costs others theirs. If there is no way: where it is then, and its bytes.
+    fn settle(
+        &self,
+        shard: &mut Shard,
+        rules: &Rules,
+        now: Timestamp,
+        mut position: u32,
+        mut bytes: usize,
+    ) -> Result<(), (u32, usize)> {
+        loop {
+            let is_large = bytes > shard.budget.ceiling / 16 && shard.budget.is_short_of(0);
+            if !is_large {
+                match shard.make_room(rules, now, position, || self.relieve(rules, now)) {
+                    Ok(_) => return Ok(()),
+                    Err(moved) => position = moved,
+                }
+            }
+            let entry = shard.entries.get_mut(position as usize).ok_or((position, bytes))?;
+            if !entry.state.compact() {
+                let made = shard.make_room(rules, now, position, || self.relieve(rules, now));
+                return made.map(|_| ()).map_err(|position| (position, bytes));
+            }
+            let smaller = allocated(entry.state.heap_bytes());
+            shard.budget.add(smaller);
+            shard.budget.sub(bytes);
+            bytes = smaller;
+        }
     }
 
     /// Evicts one entry from whichever shard can be had. A shard that others hold, or this thread itself, is passed
@@ -268,6 +319,17 @@ impl Shards {
     pub(crate) fn take(&self, shard: &mut Shard, target: Target<'_>) -> Option<(u32, State)> {
         let position = shard.find(&target, self.exact)?;
         shard.drop_entry(position).map(|entry| (entry.rule, entry.state))
+    }
+
+    /// A copy of a key's state, with the rule under which it was charged last.
+    pub(crate) fn look(&self, shard: &Shard, target: Target<'_>) -> Option<(u32, State)> {
+        let entry = shard.entry(shard.find(&target, self.exact)?)?;
+        Some((entry.rule, entry.state.clone()))
+    }
+
+    /// The rule under which a key was charged last.
+    pub(crate) fn rule_of(&self, shard: &Shard, target: Target<'_>) -> Option<u32> {
+        shard.entry(shard.find(&target, self.exact)?).map(|entry| entry.rule)
     }
 
     /// Looks at a state, if there is one.
@@ -378,7 +440,9 @@ impl Shard {
     /// Raises the floor to a state that is not kept on its own.
     fn raise_floor(&mut self, rules: &Rules, target: &Target<'_>, state: &State, now: Timestamp) {
         let limit = &target.record.limit;
-        let floor = limit.join(&self.floor(rules, target, now), state, now);
+        let mut floor = limit.join(&self.floor(rules, target, now), state, now);
+        // What nobody owns need not be exact, only strict.
+        while floor.heap_bytes() > FLOOR_BYTES && floor.compact() {}
         if let Some(old) = self.floors.remove(&target.record.salt) {
             self.budget.sub(floor_bytes(&old));
         }

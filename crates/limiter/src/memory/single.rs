@@ -8,6 +8,7 @@ use tollgate_core::limit::{self, Ask, Op};
 use tollgate_core::store::{Charge, Rule, StoreError};
 use tollgate_core::{Limit, Outcome, Timestamp};
 
+use super::family::Moves;
 use super::group::Locked;
 use super::rules::{Record, on_word};
 use super::shards::{Call, Elsewhere, Shard, Target};
@@ -185,7 +186,6 @@ impl MemoryStore {
         for batch in keys.chunks(AHEAD) {
             let now = self.time(at);
             let (number, record) = self.current(rule, now)?;
-            let call = Call::new(Op::Charge, Ask::from(cost), now);
             let mut fetched = [(0, None); AHEAD];
             for (key, (hash, line)) in batch.iter().zip(&mut fetched) {
                 *hash = key.with(
@@ -201,11 +201,8 @@ impl MemoryStore {
                     each(key, Ok(charged.unwrap_or_else(|refused| refused)));
                     continue;
                 }
-                let outcome = key.with(|key| match record.in_table {
-                    true => Ok(self.decide_in_table(number, record, hash, key, call, None)),
-                    false => self.decide_in_maps(self.target(number, record, hash, key), call),
-                });
-                each(key, outcome);
+                let ask = Ask::from(cost);
+                each(key, key.with(|key| self.decide(Op::Charge, Charge { rule, key, ask }, at)));
             }
         }
         Ok(())
@@ -224,9 +221,9 @@ impl MemoryStore {
         target: Target<'_>,
         call: Call,
     ) -> Result<Outcome, StoreError> {
-        let elsewhere = || match target.record.has_siblings() {
+        let elsewhere = |moves| match target.record.has_siblings() {
             true => Elsewhere {
-                state: self.adopt_from_table(target, call.now),
+                state: self.adopt_from_table(target, call.now, moves),
                 floor: self.floor_in_table(target, call.now),
             },
             false => Elsewhere::default(),
@@ -296,16 +293,41 @@ impl MemoryStore {
                 return outcome;
             }
         }
+        let apply =
+            |state: &mut A::State| limit::apply(algorithm, call.op, state, now, call.ask.cost, call.taken);
         let adopted = match record.has_siblings() {
-            true => self.adopt(algorithm, target, now, shard.as_deref_mut()),
+            true => {
+                // Looking, and being refused, must not take from one plan what another would clip.
+                if self.has_rival(target, shard.as_deref())
+                    && let Some(before) = self.adopt(algorithm, target, now, shard.as_deref_mut(), Moves::No)
+                {
+                    let mut state = before;
+                    let outcome = apply(&mut state);
+                    if state == before {
+                        return outcome;
+                    }
+                }
+                self.adopt(algorithm, target, now, shard.as_deref_mut(), Moves::Yes)
+            }
             false => None,
         };
         let must_put = adopted.is_some();
-        let mut state = adopted.unwrap_or_else(|| self.floor(algorithm, target, now, shard));
+        let mut floor = None;
+        let mut state = adopted.unwrap_or_else(|| {
+            let below = *floor.insert(self.floor(algorithm, target, now, shard));
+            algorithm.inherit(&below, now)
+        });
         let before = state;
-        let outcome = limit::apply(algorithm, call.op, &mut state, now, call.ask.cost, call.taken);
+        let outcome = apply(&mut state);
         if state == before && !must_put {
-            return outcome;
+            return match floor {
+                // It would begin anew with every call that is refused; the floor does not.
+                Some(floor) if !outcome.allowed && matches!(call.op, Op::Charge | Op::Estimate) => {
+                    let by_floor = algorithm.estimate(&floor, now, call.ask.cost);
+                    if by_floor.allowed { outcome } else { by_floor }
+                }
+                _ => outcome,
+            };
         }
         let word = algorithm.pack(record.base(), state);
         if !self.table.put(place, tag, word, algorithm.level(&state, now), &self.judge(now)) {

@@ -307,13 +307,8 @@ pub(crate) fn charge(store: &MemoryStore, rule: Rule, name: &str, cost: u64, now
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     rules: Vec<(usize, Limit)>,
-    keys: HashMap<(usize, String), Known>,
-}
-
-#[derive(Debug)]
-struct Known {
-    rule: usize,
-    states: Vec<State>,
+    /// The states in which each key may be, and the rule that it was charged under last.
+    keys: HashMap<(usize, String), Vec<(usize, State)>>,
 }
 
 impl Model {
@@ -332,10 +327,8 @@ impl Model {
         if old == limit {
             return;
         }
-        for known in self.keys.values_mut().filter(|known| known.rule == rule) {
-            for state in &mut known.states {
-                *state = limit.convert(&old, state, at(now));
-            }
+        for (_, state) in self.keys.values_mut().flatten().filter(|(charged, _)| *charged == rule) {
+            *state = limit.convert(&old, state, at(now));
         }
     }
 
@@ -343,29 +336,26 @@ impl Model {
         self.keys.remove(&(self.rules[rule].0, name.to_owned()));
     }
 
-    /// The states in which a key may be under a rule, before anything else is done to it.
-    fn states(&mut self, rule: usize, name: &str, now: u64) -> &mut Vec<State> {
+    /// The states in which a key may be, each with the rule that it was charged under last.
+    fn states(&mut self, rule: usize, name: &str, now: u64) -> &mut Vec<(usize, State)> {
         let (family, limit) = self.rules[rule];
-        let known = self
-            .keys
-            .entry((family, name.to_owned()))
-            .or_insert_with(|| Known { rule, states: vec![limit.fresh()] });
-        let old = self.rules[known.rule].1;
-        let keeps_a_beat = matches!(old, Limit::IntervalBucket(_));
-        let may_be_forgotten = known.states.iter().any(|state| old.is_idle(state, at(now)));
-        if keeps_a_beat && may_be_forgotten && !known.states.contains(&old.fresh()) {
-            known.states.push(old.fresh());
+        let states =
+            self.keys.entry((family, name.to_owned())).or_insert_with(|| vec![(rule, limit.fresh())]);
+        let forgotten = states.iter().find_map(|(charged, state)| {
+            let old = self.rules[*charged].1;
+            let keeps_a_beat = matches!(old, Limit::IntervalBucket(_));
+            (keeps_a_beat && old.is_idle(state, at(now))).then(|| (*charged, old.fresh()))
+        });
+        if let Some(forgotten) = forgotten
+            && !states.contains(&forgotten)
+        {
+            states.push(forgotten);
         }
-        if known.rule != rule {
-            for state in &mut known.states {
-                *state = limit.convert(&old, state, at(now));
-            }
-            known.rule = rule;
-        }
-        &mut known.states
+        states
     }
 
-    /// Does `op` and compares with what the store answered. On success the model has gone the same way.
+    /// Does `op` and compares with what the store answered. On success the model has gone the same way: a state moves to
+    /// another rule only when it is changed there.
     pub(crate) fn step(
         &mut self,
         op: Op,
@@ -375,11 +365,20 @@ impl Model {
         now: u64,
         seen: Outcome,
     ) -> Result<(), TestCaseError> {
-        let limit = self.rules[rule].1;
+        let limits: Vec<Limit> = self.rules.iter().map(|(_, limit)| *limit).collect();
+        let limit = limits[rule];
         let states = self.states(rule, name, now);
         let mut expected = Vec::new();
-        states.retain_mut(|state| {
-            let outcome = limit.apply(op, state, at(now), ask, at(now));
+        states.retain_mut(|(charged, state)| {
+            let before = match *charged == rule {
+                true => state.clone(),
+                false => limit.convert(&limits[*charged], state, at(now)),
+            };
+            let mut after = before.clone();
+            let outcome = limit.apply(op, &mut after, at(now), ask, at(now));
+            if after != before {
+                (*charged, *state) = (rule, after);
+            }
             expected.push(outcome);
             outcome == seen
         });
@@ -392,9 +391,10 @@ impl Model {
     }
 
     pub(crate) fn in_progress(&mut self, rule: usize, name: &str, now: u64) -> InProgress {
-        let limit = self.rules[rule].1;
-        let states = self.states(rule, name, now);
-        limit.in_progress(&states[0], at(now))
+        let limits: Vec<Limit> = self.rules.iter().map(|(_, limit)| *limit).collect();
+        let (charged, state) = &self.states(rule, name, now)[0];
+        let state = limits[rule].convert(&limits[*charged], state, at(now));
+        limits[rule].in_progress(&state, at(now))
     }
 }
 
