@@ -70,7 +70,7 @@ fn checks<'a>(settings: &Settings, entries: &'a [Entry], results: &'a Results) -
             ]);
         }
     }
-    checks.extend([1, 100_000, settings.many()].map(|keys| refused(results, keys)));
+    checks.extend([1, 100_000, many].map(|keys| refused(results, keys)));
     checks.push(memory(results, many));
     checks
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use tollgate_testkit::{Flavour, RedisServer};
+use tollgate_testkit::{Cluster, Flavour, RedisServer, Sentinel};
 
 fn conformance(folder: &str, store: &str) -> (String, Option<i32>) {
     let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(folder);
@@ -50,4 +50,20 @@ fn a_store_that_is_not_there_and_an_address_that_is_none_are_told_at_once() {
     assert_eq!(code, Some(2));
     let (text, _) = conformance("us", "redis://a:1,b:2");
     assert!(text.contains("several servers are a cluster (redis-cluster://) or sentinels"), "{text}");
+}
+
+#[test]
+fn every_vector_in_microseconds_passes_on_a_cluster() {
+    let cluster = Cluster::start(Flavour::Redis);
+    let (text, code) = conformance("us", &cluster.url());
+    assert!(text.ends_with("8500 passed, 0 failed\n"), "{text}");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn every_vector_in_microseconds_passes_on_the_primary_that_a_sentinel_names() {
+    let pair = Sentinel::start();
+    let (text, code) = conformance("us", &pair.url());
+    assert!(text.ends_with("8500 passed, 0 failed\n"), "{text}");
+    assert_eq!(code, Some(0));
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::SingleNodeRoutingInfo;
 use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
-use redis::{AsyncConnectionConfig, Client, Cmd, RedisConnectionInfo, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisConnectionInfo, RedisError, RedisResult, Value};
 use thiserror::Error;
 use tokio::sync::Mutex;
 
@@ -69,9 +70,8 @@ impl Servers {
                     None => format!("{scheme}://{host}"),
                 };
                 let client = ClusterClient::builder(hosts.split(',').map(node))
-                    .retries(3)
-                    .min_retry_wait(5)
-                    .max_retry_wait(100)
+                    // The client would also send again what a broken connection may have carried: a second charge.
+                    .retries(0)
                     .connection_timeout(GIVE_UP)
                     .response_timeout(GIVE_UP)
                     .build();
@@ -143,6 +143,23 @@ impl Connection {
             Self::Cluster(connection) => connection.req_packed_command(command).await?,
         };
         value.extract_error()
+    }
+
+    /// Sends a command to where an error has pointed: the node that a slot has moved to, or is moving to.
+    pub(crate) async fn send_to(&mut self, command: &Cmd, error: &RedisError) -> Option<RedisResult<Value>> {
+        let Self::Cluster(connection) = self else { return None };
+        let (address, _) = error.redirect_node()?;
+        let (host, port) = address.rsplit_once(':')?;
+        let node = SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port: port.parse().ok()? };
+        let asks = error.code() == Some("ASK");
+        let mut pipeline = redis::pipe();
+        if asks {
+            // A node that is only taking the slot over answers who asks.
+            pipeline.cmd("ASKING").ignore();
+        }
+        pipeline.add_command(command.clone());
+        let answers = connection.route_pipeline(pipeline, 0, usize::from(asks) + 1, node).await;
+        Some(answers.and_then(|mut answers| answers.pop().unwrap_or(Value::Nil).extract_error()))
     }
 }
 

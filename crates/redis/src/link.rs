@@ -70,6 +70,8 @@ struct Job {
 const BATCH: usize = 32;
 /// Calls that are on their way at the same time. More would leave less to share.
 const CALLS: usize = 2;
+/// Probes of a cluster that fail in a row before it is looked at anew.
+const PROBES: u32 = 5;
 /// The first wait before a server is asked again, and the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -121,6 +123,11 @@ impl Link {
         }
     }
 
+    /// Whether charges of different tags must travel apart.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.breakers.0.len() > 1
+    }
+
     /// Whether the store is left alone at this moment, in whole or in part.
     pub(crate) fn is_degraded(&self) -> bool {
         self.breakers.0.iter().any(Breaker::is_open)
@@ -154,11 +161,14 @@ enum Stopped {
     Unused,
     /// The connection is of no use.
     Broken,
+    /// A part of a cluster stays away: perhaps another node has taken its place.
+    Outdated,
 }
 
 impl Driver {
     async fn run(mut self, deadline: Duration) {
         let mut wait = FIRST_WAIT;
+        let mut outdated = false;
         loop {
             let connected = match timeout(2 * GIVE_UP, self.servers.connect()).await {
                 Ok(Ok(connection)) => Self::probe(connection, deadline).await,
@@ -168,11 +178,16 @@ impl Driver {
             match connected {
                 Ok(connection) => {
                     wait = FIRST_WAIT;
-                    self.breakers.0.iter().for_each(Breaker::close);
-                    self.status.send_replace(Status::Up);
-                    if let Stopped::Unused = self.serve(connection, deadline).await {
-                        return;
+                    // With a new view of a cluster, parts that were away come back one by one, when they answer.
+                    if !outdated {
+                        self.breakers.0.iter().for_each(Breaker::close);
                     }
+                    self.status.send_replace(Status::Up);
+                    outdated = match self.serve(connection, deadline).await {
+                        Stopped::Unused => return,
+                        Stopped::Broken => false,
+                        Stopped::Outdated => true,
+                    };
                 }
                 Err(problem) => {
                     self.breakers.0.iter().for_each(Breaker::open);
@@ -225,7 +240,7 @@ impl Driver {
         let mut calls = FuturesUnordered::new();
         let mut probing = tokio::time::interval(2 * FIRST_WAIT);
         probing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut next_probe = 0;
+        let (mut next_probe, mut failed_probes) = (0, 0);
         loop {
             tokio::select! {
                 biased;
@@ -246,9 +261,15 @@ impl Driver {
                         let breaker = breakers.of(tag);
                         if timeout(deadline, probe_tag(&mut connection, tag)).await.is_ok_and(|probed| probed.is_ok()) {
                             breaker.close();
+                            failed_probes = 0;
                             probing.reset_immediately();
                         } else if breakers.0.iter().all(Breaker::is_open) {
                             return Stopped::Broken;
+                        } else {
+                            failed_probes += 1;
+                            if failed_probes == PROBES {
+                                return Stopped::Outdated;
+                            }
                         }
                     }
                 }
@@ -365,12 +386,7 @@ async fn call(connection: &mut Connection, message: &Message, at: Option<Timesta
         command.arg(argument.as_slice());
         command
     };
-    let value = match connection.send(&command("EVALSHA", script::sha())).await {
-        Err(error) if error.code() == Some("NOSCRIPT") => {
-            connection.send(&command("EVAL", script::SOURCE)).await?
-        }
-        sent => sent?,
-    };
+    let value = run(connection, command).await?;
     let Value::Array(values) = value else {
         return Err(RedisError::from((
             redis::ErrorKind::UnexpectedReturnType,
@@ -387,6 +403,37 @@ async fn call(connection: &mut Connection, message: &Message, at: Option<Timesta
     let now = numbers.next().transpose()?.unwrap_or(0);
     let now = Timestamp::from_nanos(now.unsigned_abs().saturating_mul(1000));
     Ok(Reply { now, numbers: numbers.collect::<RedisResult<_>>()? })
+}
+
+/// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.
+async fn run(connection: &mut Connection, command: impl Fn(&str, &str) -> Cmd) -> RedisResult<Value> {
+    /// Redirects that are followed; a cluster that sends us round in circles is not asked for ever.
+    const REDIRECTS: u32 = 4;
+    let mut by_name = true;
+    let mut pointed: Option<RedisError> = None;
+    for _ in 0..REDIRECTS {
+        let command =
+            if by_name { command("EVALSHA", script::sha()) } else { command("EVAL", script::SOURCE) };
+        let sent = match &pointed {
+            Some(error) => match connection.send_to(&command, error).await {
+                Some(sent) => sent,
+                None => connection.send(&command).await,
+            },
+            None => connection.send(&command).await,
+        };
+        let error = match sent {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        match error.code() {
+            Some("NOSCRIPT") if by_name => by_name = false,
+            Some("MOVED" | "ASK") => pointed = Some(error),
+            // A slot whose keys are half here and half there.
+            Some("TRYAGAIN") => tokio::time::sleep(Duration::from_millis(2)).await,
+            _ => return Err(error),
+        }
+    }
+    Err(RedisError::from((redis::ErrorKind::Io, "redirected too often")))
 }
 
 /// Anything from nothing to the whole time: those who wait for the same thing do not come back together.

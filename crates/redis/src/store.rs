@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use parking_lot::RwLock;
 use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::KeyRef;
 use tollgate_core::limit::{Ask, Op};
 use tollgate_core::store::{Charge, Rule, Store, StoreError};
-use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
+use tollgate_core::{Limit, Nanos, Outcome, Timestamp, Verdict};
 
 use crate::keys::{FamilyId, Names, Subject, family_id};
 use crate::limits::{Parameters, Room};
@@ -88,6 +89,118 @@ impl RedisStore {
     }
 }
 
+/// One charge of a call: of one limit and one subject.
+#[derive(Debug)]
+struct Part {
+    rule: Rule,
+    known: Arc<Known>,
+    subject: Subject,
+    ask: Ask,
+}
+
+impl Part {
+    fn tag(&self) -> u8 {
+        self.subject.tag()
+    }
+
+    /// The same, to be given back.
+    fn given_back(&self, taken: Timestamp) -> Self {
+        let ask = Ask { taken: Some(taken), ..self.ask };
+        Self { rule: self.rule, known: Arc::clone(&self.known), subject: self.subject, ask }
+    }
+}
+
+impl RedisStore {
+    /// Does one thing to several limits in one call, all or nothing.
+    async fn send(
+        &self,
+        tag: u8,
+        act: Act,
+        parts: &[&Part],
+        at: Option<Timestamp>,
+    ) -> Result<Reply, StoreError> {
+        let mut message = Message::default();
+        message.begin_group(parts.len());
+        for part in parts {
+            message.push(item(&part.known, act, part.ask, self.keys(part.subject, &part.known)));
+        }
+        self.link.call(tag, message, at).await
+    }
+
+    /// Charges that live in different slots: the first subject's own, because it refuses most often and then nobody else
+    /// is troubled, then the rest side by side. What was taken goes back when another refuses or does not answer.
+    async fn charge_by_slot(
+        &self,
+        parts: &[Part],
+        at: Option<Timestamp>,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let mut groups: Vec<(u8, Vec<usize>)> = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            match groups.iter_mut().find(|(tag, _)| *tag == part.tag()) {
+                Some((_, group)) => group.push(index),
+                None => groups.push((part.tag(), vec![index])),
+            }
+        }
+        let of = |group: &[usize]| group.iter().filter_map(|&index| parts.get(index)).collect::<Vec<&Part>>();
+        let mut outcomes = vec![Outcome::allow(u64::MAX, 0); parts.len()];
+        let mut done: Vec<(&(u8, Vec<usize>), Reply)> = Vec::new();
+        let mut failed = None;
+        let Some((first, rest)) = groups.split_first() else { return Ok(outcomes) };
+        for some in [std::slice::from_ref(first), rest] {
+            let replies = some.iter().map(|(tag, group)| {
+                let parts = of(group);
+                async move { self.send(*tag, Act::Charge, &parts, at).await }
+            });
+            for (group, reply) in some.iter().zip(join_all(replies).await) {
+                match reply {
+                    Ok(reply) => done.push((group, reply)),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            let refused = done.iter().any(|(_, reply)| reply.outcomes().any(|outcome| !outcome.allowed));
+            if refused || failed.is_some() {
+                break;
+            }
+        }
+        for ((_, group), reply) in &done {
+            for (&index, outcome) in group.iter().zip(reply.outcomes()) {
+                if let Some(place) = outcomes.get_mut(index) {
+                    *place = outcome;
+                }
+            }
+        }
+        if failed.is_none() && outcomes.iter().all(|outcome| outcome.allowed) {
+            return Ok(outcomes);
+        }
+        // Never without a reply that says it was taken, and never twice.
+        let passed = done.iter().filter(|(_, reply)| reply.outcomes().all(|outcome| outcome.allowed));
+        let undone = passed.map(|((tag, group), reply)| async move {
+            let taken = group.iter().zip(reply.taken()).filter(|(_, taken)| *taken).map(|(&index, _)| index);
+            let (indices, back): (Vec<usize>, Vec<Part>) =
+                taken.filter_map(|index| Some((index, parts.get(index)?.given_back(reply.now)))).unzip();
+            let back: Vec<&Part> = back.iter().collect();
+            if back.is_empty() {
+                return Vec::new();
+            }
+            // If it cannot be given back now, it comes back by itself with time.
+            match self.send(*tag, Act::Undo, &back, at).await {
+                Ok(reply) => indices.into_iter().zip(reply.outcomes().collect::<Vec<_>>()).collect(),
+                Err(_) => Vec::new(),
+            }
+        });
+        // What is told of those that were charged for a moment is how they stand now.
+        for (index, left) in join_all(undone).await.into_iter().flatten() {
+            if let Some(place) = outcomes.get_mut(index) {
+                *place = Outcome { allowed: true, retry_after: Some(Nanos::ZERO), ..left };
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(outcomes),
+        }
+    }
+}
+
 fn item(known: &Known, act: Act, ask: Ask, keys: (Vec<u8>, Option<Vec<u8>>)) -> Item<'_> {
     let Known { family, parameters, since } = known;
     Item { family: *family, parameters, since: *since, act, ask, keys }
@@ -131,38 +244,39 @@ impl Store for RedisStore {
     }
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        let mut merged: Vec<(Rule, KeyRef<'_>, Ask)> = Vec::with_capacity(charges.len());
+        let mut merged: Vec<Part> = Vec::with_capacity(charges.len());
         let mut places = Vec::with_capacity(charges.len());
-        let mut known = Vec::with_capacity(charges.len());
         for charge in charges {
-            let rule = self.rule(charge.rule)?;
-            let leased = matches!(rule.parameters.room(), Room::Leases | Room::Fleet);
-            let same = |(other, key, ask): &(Rule, KeyRef<'_>, Ask)| {
-                *other == charge.rule && *key == charge.key && (!leased || ask.lease == charge.ask.lease)
+            let known = self.rule(charge.rule)?;
+            let subject = self.names.subject(charge.key);
+            let leased = matches!(known.parameters.room(), Room::Leases | Room::Fleet);
+            let same = |part: &Part| {
+                part.rule == charge.rule
+                    && part.subject == subject
+                    && (!leased || part.ask.lease == charge.ask.lease)
             };
-            match merged.iter().position(same) {
-                Some(place) => {
-                    if let Some((_, _, ask)) = merged.get_mut(place) {
-                        ask.cost = ask.cost.saturating_add(charge.ask.cost);
-                    }
+            match merged.iter_mut().enumerate().find(|(_, part)| same(part)) {
+                Some((place, part)) => {
+                    part.ask.cost = part.ask.cost.saturating_add(charge.ask.cost);
                     places.push(place);
                 }
                 None => {
                     places.push(merged.len());
-                    merged.push((charge.rule, charge.key, charge.ask));
-                    known.push(rule);
+                    merged.push(Part { rule: charge.rule, known, subject, ask: charge.ask });
                 }
             }
         }
-        let Some((_, first, _)) = merged.first() else { return Ok(Verdict::of(Vec::new())) };
-        let tag = self.names.subject(*first).tag();
-        let mut message = Message::default();
-        message.begin_group(merged.len());
-        for ((_, key, ask), known) in merged.iter().zip(&known) {
-            message.push(item(known, Act::Charge, *ask, self.keys(self.names.subject(*key), known)));
-        }
-        let reply = self.link.call(tag, message, at).await?;
-        let outcomes: Vec<Outcome> = reply.outcomes().collect();
+        let outcomes = if self.link.has_slots()
+            && merged.windows(2).any(|pair| matches!(pair, [a, b] if a.tag() != b.tag()))
+        {
+            self.charge_by_slot(&merged, at).await?
+        } else {
+            let parts: Vec<&Part> = merged.iter().collect();
+            match parts.first() {
+                Some(first) => self.send(first.tag(), Act::Charge, &parts, at).await?.outcomes().collect(),
+                None => Vec::new(),
+            }
+        };
         Ok(Verdict::of(places.into_iter().filter_map(|place| outcomes.get(place).copied()).collect()))
     }
 

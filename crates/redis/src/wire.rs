@@ -155,13 +155,18 @@ impl Reply {
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = Outcome> + '_ {
         self.numbers.as_chunks::<NUMBERS>().0.iter().map(|&[allowed, remaining, retry, reset, delay]| {
             Outcome {
-                allowed: allowed == 1,
+                allowed: allowed > 0,
                 remaining: remaining.unsigned_abs(),
                 retry_after: (retry >= 0).then(|| nanos(retry)),
                 reset_after: nanos(reset),
                 delay: nanos(delay),
             }
         })
+    }
+
+    /// For each item, whether something was taken that an undo would have to give back.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = bool> + '_ {
+        self.numbers.as_chunks::<NUMBERS>().0.iter().map(|&[allowed, ..]| allowed == 1)
     }
 
     /// The answer to a count.

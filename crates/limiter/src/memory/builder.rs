@@ -167,6 +167,7 @@ impl MemoryStoreBuilder {
             clock: self.clock,
             latest: AtomicU64::new(0),
             clock_used: AtomicBool::new(false),
+            reads_system_clock: AtomicBool::new(false),
             evictions: AtomicU64::new(0),
             failed_open: AtomicU64::new(0),
             max_bytes: self.max_bytes,

@@ -74,6 +74,8 @@ pub struct MemoryStore {
     /// The latest time given by callers who bring their own.
     latest: AtomicU64,
     clock_used: AtomicBool,
+    /// Whether the clock is in use and is the system's own.
+    reads_system_clock: AtomicBool,
     /// Whether small states go to the table; exact keys never do.
     tables: bool,
     evictions: AtomicU64,
@@ -334,6 +336,7 @@ impl MemoryStore {
             None => {
                 if !self.clock_used.load(Ordering::Relaxed) {
                     self.clock_used.store(true, Ordering::Relaxed);
+                    self.reads_system_clock.store(self.clock.is_trusted(), Ordering::Relaxed);
                 }
                 let now = self.clock.now().min(END);
                 if now > latest && !self.clock.is_trusted() {
@@ -359,17 +362,17 @@ impl MemoryStore {
     #[inline(always)]
     fn time_soon(&self, at: Option<Timestamp>) -> Timestamp {
         match at {
-            None if self.clock.is_trusted() && self.clock_used.load(Ordering::Relaxed) => {
+            None if self.reads_system_clock.load(Ordering::Relaxed) => {
                 SystemClock.now().max(Timestamp::from_nanos(self.latest.load(Ordering::Acquire)))
             }
-            None => self.time_of_clock(),
+            None => self.time_by_call(),
             Some(_) => self.time(at),
         }
     }
 
-    /// What a clock of the caller's own shows: a call, so that who uses the system's does not carry it along.
+    /// The first time, or by a clock of the caller's own: a call, so that who uses the system's does not carry it along.
     #[inline(never)]
-    fn time_of_clock(&self) -> Timestamp {
+    fn time_by_call(&self) -> Timestamp {
         self.time(None)
     }
 

@@ -15,8 +15,8 @@ use tollgate_core::{Limit, Timestamp};
 
 use super::table::{Judge, MAX_RULES, SETS, Tag, Worth};
 
-/// Words that would have to be rebased more often than this are not kept as words: one year.
-const MIN_SPAN: u64 = 365 * 24 * 3600 * 1_000_000_000;
+/// Words that would have to be rebased more often than this are not kept as words: a week. Each time leaves a record behind.
+const MIN_SPAN: u64 = 7 * 24 * 3600 * 1_000_000_000;
 
 /// One rule.
 #[derive(Debug)]
@@ -112,6 +112,11 @@ impl Record {
             word => self.pack(&self.limit.convert(&old.limit, &old.unpack(word), now)),
         };
         let _ = self.floors.set(floors.iter().map(|floor| AtomicU64::new(inherit(floor))).collect());
+    }
+
+    /// A record further down the links, the last one that is known.
+    fn further(&self) -> Option<u32> {
+        Some(self.shortcut.load(Ordering::Acquire).max(*self.successor.get()?))
     }
 
     /// When states under this record began to count under its successor: from then on, or from now.
@@ -267,13 +272,19 @@ impl Rules {
 
     /// The record at the end of a rule's links.
     pub(crate) fn newest(&self, rule: u32) -> Option<(u32, &Record)> {
-        let first = self.get(rule)?;
-        let (mut last, mut record) = (rule, first);
-        while let Some(&next) = record.successor.get() {
-            last = record.shortcut.load(Ordering::Acquire).max(next);
+        let (mut last, mut record) = (rule, self.get(rule)?);
+        while let Some(next) = record.further() {
+            last = next;
             record = self.get(last)?;
         }
-        first.shortcut.store(last, Ordering::Release);
+        // Everyone on the way gets there at once the next time.
+        let mut passed = rule;
+        while passed != last
+            && let Some(record) = self.get(passed)
+        {
+            passed = record.further().unwrap_or(last);
+            record.shortcut.store(last, Ordering::Release);
+        }
         Some((last, record))
     }
 
@@ -324,6 +335,9 @@ impl Rules {
         if heir.in_table {
             heir.begin(now);
             heir.inherit_floors(record, now);
+        }
+        // A record whose floors are its own stays a member, because they are looked up there.
+        if heir.in_table || !record.in_table {
             let inherited =
                 |member: &u32| self.get(*member).is_some_and(|member| std::ptr::eq(member, record));
             record.family.members.lock().retain(|member| !inherited(member));

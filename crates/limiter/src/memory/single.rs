@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use tollgate_core::algorithm::Packed;
+use tollgate_core::bucket::{Bucket, Weighed};
 use tollgate_core::key::{Key, KeyRef};
 use tollgate_core::limit::{self, Ask, Op};
 use tollgate_core::store::{Charge, Rule, StoreError};
@@ -63,13 +64,8 @@ impl MemoryStore {
             return None;
         }
         let Limit::Bucket(bucket) = &record.limit else { return None };
-        let charged = self.table.update_from(line, Tag::new(hash, rule), |word| {
-            let weighed = bucket.weigh_word(word, now, cost);
-            match bucket.word_after(word, now, cost) {
-                Some(after) => ((cost > 0).then_some(after), Ok(weighed)),
-                None => (None, Err(weighed)),
-            }
-        })?;
+        let charged =
+            self.table.update_from(line, Tag::new(hash, rule), |word| charged(bucket, word, now, cost))?;
         match charged {
             Ok(weighed) => Some(Ok(bucket.allow(weighed))),
             Err(weighed) => (self.latest_seen(at) <= now).then(|| Err(bucket.refuse(weighed))),
@@ -195,8 +191,11 @@ impl MemoryStore {
                 *line = self.table.fetch(self.table.place(*hash));
             }
             for (key, &(hash, line)) in batch.iter().zip(&fetched) {
+                // A refusal is tried once more if others have seen a later time since the batch began.
+                let charge = |line, now| self.charge_line(line, number, record, hash, now, cost, at);
+                let later = || Some(self.latest_seen(at)).filter(|latest| *latest > now);
                 if let Some(line) = line
-                    && let Some(charged) = self.charge_line(line, number, record, hash, now, cost, at)
+                    && let Some(charged) = charge(line, now).or_else(|| charge(line, later()?))
                 {
                     each(key, Ok(charged.unwrap_or_else(|refused| refused)));
                     continue;
@@ -336,5 +335,15 @@ impl MemoryStore {
             self.judge(now).evict(tag, word, self.table.sets_of(place)[0]);
         }
         outcome
+    }
+}
+
+/// The word of a bucket after a charge, if it changes, and what was weighed: `Ok` if it fits.
+#[inline(always)]
+fn charged(bucket: &Bucket, word: u64, now: Timestamp, cost: u64) -> (Option<u64>, Result<Weighed, Weighed>) {
+    let weighed = bucket.weigh_word(word, now, cost);
+    match bucket.word_after(word, now, cost) {
+        Some(after) => ((cost > 0).then_some(after), Ok(weighed)),
+        None => (None, Err(weighed)),
     }
 }

@@ -72,6 +72,7 @@
             if score and score - n > retry then retry = score - n end
           end
         elseif op == 0 and cost > 0 then
+          kept = held and true or false
           local set = held and mine or critical and other_key or z
           local ends = n + p2
           if held and tonumber(expiry) > ends then ends = tonumber(expiry) end

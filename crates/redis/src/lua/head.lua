@@ -1,7 +1,7 @@
 -- Decides groups of charges, each group all or nothing. Times are microseconds.
 --
 -- ARGV[1]: now (-1: Redis's own time), then per group the number of its items and the items; see wire.rs.
--- Reply: now, then five integers per item: allowed, remaining, retry after (-1: never), reset after, delay.
+-- Reply: now, then five integers per item: allowed (2: by a lease that was held before), remaining, retry after (-1: never), reset after, delay.
 --
 -- One screen of branches, not functions: a closure per call would cost as much as the decision.
 local call, unpack, pack, sub = redis.call, struct.unpack, struct.pack, string.sub
@@ -43,6 +43,8 @@ while at <= size do
     local yes, remaining, retry, reset, delay = true, 0, 0, 0, 0
     -- What is to be stored, and the answer then.
     local put, after, reset_then = nil, 0, 0
+    -- Whether the lease was held before, so that nothing was taken.
+    local kept = false
 
     if kind <= 4 then
       -- Rates: records of 65 bytes in the subject's one string: id, kind, three parameters; a, b, written, idle from.
@@ -110,9 +112,10 @@ while at <= size do
 --@concurrency
     end
 
-    if not yes then all = false end
+    -- Only charges can refuse each other.
+    if not yes and op < 2 then all = false end
     remaining_after[item], reset_after_it[item] = after, reset_then
-    reply[last + 1], reply[last + 2], reply[last + 3] = yes and 1 or 0, remaining, retry
+    reply[last + 1], reply[last + 2], reply[last + 3] = yes and (kept and 2 or 1) or 0, remaining, retry
     reply[last + 4], reply[last + 5] = reset, delay
     last = last + 5
   end
