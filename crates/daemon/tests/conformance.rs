@@ -239,3 +239,14 @@ fn the_exit_code_is_0_when_all_passes_1_when_not_and_2_when_nothing_can_be_tried
         assert_eq!(errors.is_empty(), message.is_empty(), "{arguments:?}: {errors}");
     }
 }
+
+/// Found by a reader: what is named as a vector file but is none was passed over in silence.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_counts_as_a_file_that_cannot_be_replayed() {
+    let dir = folder("dangling", &[("gcra.json", GOOD)]);
+    std::os::unix::fs::symlink(dir.join("gone"), dir.join("lost.json")).unwrap();
+    let (report, out) = run(&dir);
+    assert_eq!((report.passed, report.failed), (2, 1), "{out}");
+    assert!(out.contains("lost.json: cannot be read: it is no regular file, or leads nowhere"), "{out}");
+}
