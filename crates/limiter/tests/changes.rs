@@ -1,5 +1,4 @@
 //! A quota that changes all the time. In a file of its own, because it measures the process.
-#![allow(dead_code, reason = "the common code serves other files too")]
 
 mod common;
 

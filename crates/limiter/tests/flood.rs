@@ -39,6 +39,23 @@ impl Flooded {
         self.clock.advance(Duration::from_nanos(nanos));
     }
 
+    /// So many steps: memory stays under the ceiling, and a key that is used up under `hourly` stays so.
+    fn flood(&mut self, steps: u64, hourly: &RateLimiter, mut step: impl FnMut(u64)) {
+        for n in 0..steps {
+            self.advance(10_000);
+            step(n);
+            if n % 10_000 == 0 {
+                assert!(hourly.check("exhausted").is_err());
+            }
+            if n % 200_000 == 0 {
+                self.check_memory();
+            }
+        }
+        self.check_memory();
+        let stats = self.store.stats();
+        assert!(stats.evictions > 0 && stats.failed_open == 0, "{stats:?}");
+    }
+
     fn check_memory(&self) {
         let stats = self.store.stats();
         assert!(stats.bytes <= stats.max_bytes, "{stats:?}");
@@ -154,22 +171,12 @@ fn flood_of_exact_keys_stays_under_the_ceiling() {
     let limiter = RateLimiter::per_minute(10).store(&flooded.store).build();
     let hourly = RateLimiter::per_hour(1).store(&flooded.store).build();
     assert!(hourly.check("exhausted").is_ok());
-    for n in 0..KEYS {
-        flooded.advance(10_000);
+    flooded.flood(KEYS, &hourly, |n| {
         let _ = match n % 4 {
             0 => limiter.check(format!("{n}-{}", "x".repeat((n % 200) as usize))),
             _ => limiter.check(n),
         };
-        if n % 10_000 == 0 {
-            assert!(hourly.check("exhausted").is_err());
-        }
-        if n % 200_000 == 0 {
-            flooded.check_memory();
-        }
-    }
-    flooded.check_memory();
-    let stats = flooded.store.stats();
-    assert!(stats.evictions > 0 && stats.failed_open == 0, "{stats:?}");
+    });
 }
 
 /// Logs live in maps and are large.
@@ -180,21 +187,11 @@ fn flood_of_logs_stays_under_the_ceiling() {
     let limiter = RateLimiter::builder(Quota::per_minute(10).sliding_log()).store(&flooded.store).build();
     let hourly = RateLimiter::builder(Quota::per_hour(1).sliding_log()).store(&flooded.store).build();
     assert!(hourly.check("exhausted").is_ok());
-    for n in 0..KEYS {
-        flooded.advance(10_000);
+    flooded.flood(KEYS, &hourly, |n| {
         let _ = limiter.check(n);
         // Some call again and again: their logs grow.
         let _ = limiter.check(n % 1000);
-        if n % 10_000 == 0 {
-            assert!(hourly.check("exhausted").is_err());
-        }
-        if n % 200_000 == 0 {
-            flooded.check_memory();
-        }
-    }
-    flooded.check_memory();
-    let stats = flooded.store.stats();
-    assert!(stats.evictions > 0 && stats.failed_open == 0, "{stats:?}");
+    });
 }
 
 /// First many small states, then few large ones: what the first left behind counts too.

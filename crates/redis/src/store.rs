@@ -16,12 +16,12 @@ use crate::limits::{Parameters, Room};
 use crate::link::{Link, Status};
 use crate::wire::{Act, Item, Message, Reply};
 
-/// Keeps the states of all limits in Redis, where many processes share them.
-#[derive(Debug)]
+/// Keeps the states of all limits in Redis, where many processes share them. Clones share rules and connection.
+#[derive(Clone, Debug)]
 pub struct RedisStore {
     names: Names,
-    rules: RwLock<Rules>,
-    link: Link,
+    rules: Arc<RwLock<Rules>>,
+    link: Arc<Link>,
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ struct Known {
 
 impl RedisStore {
     pub(crate) fn new(names: Names, link: Link) -> Self {
-        Self { names, rules: RwLock::default(), link }
+        Self { names, rules: Arc::default(), link: Arc::new(link) }
     }
 
     /// Waits until the first attempt to reach the servers has come to something. The store need not be waited for: it

@@ -5,13 +5,11 @@
 //! | [`mod@file`] | reading a vector file, and what can be wrong with one |
 //! | [`algorithm`] | which algorithms are replayed, and how their parameters make a limit |
 //! | [`replay`] | the cases of a file step by step, and the comparison |
-//! | `shared` | stores in Redis, one for each case |
 //! | `subject` | what a step does to a store, and the answer |
 
 pub mod algorithm;
 pub mod file;
 pub mod replay;
-mod shared;
 mod subject;
 
 use std::fs;
@@ -24,7 +22,6 @@ use tollgate_core::store::Store;
 use self::algorithm::{Algorithm, Support};
 use self::file::{Malformed, Problem, VectorFile};
 use self::replay::Tally;
-pub use self::shared::SharedStores;
 
 /// Mismatches of one file that are printed; further ones are counted.
 const SHOWN: usize = 5;

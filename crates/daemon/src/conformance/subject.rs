@@ -53,6 +53,7 @@ pub(super) enum NoAnswer {
     Disagreement { alone: Box<Outcome>, grouped: Vec<Outcome> },
 }
 
+/// The key of every case. In a shared store a case leaves nothing behind for the next.
 const KEY: KeyRef<'static> = KeyRef { kind: Kind::Bytes, bytes: b"k" };
 
 impl<S: Store> Subject<S> {

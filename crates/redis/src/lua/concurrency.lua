@@ -39,6 +39,39 @@
       local mine, expiry = z, call('ZSCORE', z, lease)
       if not expiry and other_key then mine, expiry = other_key, call('ZSCORE', other_key, lease) end
       local held = expiry and tonumber(expiry) > n
+      if op >= 2 and op <= 4 then
+        -- Giving back and extending are done at once: they never share a group with charges.
+        yes = held and true or false
+        if held then
+          local members, c, unit = { lease }, 1, 1
+          while true do
+            local further = lease .. pack('>I2', unit)
+            local score = call('ZSCORE', mine, further)
+            if not score or tonumber(score) <= n then break end
+            c, unit = c + 1, unit + 1
+            members[c] = further
+          end
+          if op <= 3 then
+            for i = 1, c do call('ZREM', mine, members[i]) end
+            if mine == z then others = others - c else criticals = criticals - c end
+          else
+            local ends = n + p2
+            if ends > tonumber(expiry) then
+              for i = 1, c do call('ZADD', mine, string.format('%.0f', ends), members[i]) end
+              call('ZADD', mine, string.format('%.0f', n), 't')
+              newest = call('ZRANGE', mine, -1, -1, 'WITHSCORES')
+              call('PEXPIRE', mine, ceil((tonumber(newest[2]) - n) / 1000) + spare)
+            end
+          end
+          latest = 0
+          newest = call('ZRANGE', z, -1, -1, 'WITHSCORES')
+          if newest[2] then latest = tonumber(newest[2]) end
+          if other_key then
+            newest = call('ZRANGE', other_key, -1, -1, 'WITHSCORES')
+            if newest[2] and tonumber(newest[2]) > latest then latest = tonumber(newest[2]) end
+          end
+        end
+      end
       local share = kind == 7 and p1 or p3
       remaining = share > others and share - others or 0
       if kind == 8 and by_total then
@@ -97,42 +130,4 @@
       elseif op == 6 then
         call('DEL', z)
         if other_key then call('DEL', other_key) end
-      else
-        -- Giving back and extending are done at once: they stand alone in their group.
-        yes = held and true or false
-        if held then
-          local members, c, unit = { lease }, 1, 1
-          while true do
-            local further = lease .. pack('>I2', unit)
-            local score = call('ZSCORE', mine, further)
-            if not score or tonumber(score) <= n then break end
-            c, unit = c + 1, unit + 1
-            members[c] = further
-          end
-          if op <= 3 then
-            for i = 1, c do call('ZREM', mine, members[i]) end
-            if mine == z then others = others - c else criticals = criticals - c end
-          else
-            local ends = n + p2
-            if ends > tonumber(expiry) then
-              for i = 1, c do call('ZADD', mine, string.format('%.0f', ends), members[i]) end
-              call('ZADD', mine, string.format('%.0f', n), 't')
-              newest = call('ZRANGE', mine, -1, -1, 'WITHSCORES')
-              call('PEXPIRE', mine, ceil((tonumber(newest[2]) - n) / 1000) + spare)
-            end
-          end
-          latest = 0
-          newest = call('ZRANGE', z, -1, -1, 'WITHSCORES')
-          if newest[2] then latest = tonumber(newest[2]) end
-          if other_key then
-            newest = call('ZRANGE', other_key, -1, -1, 'WITHSCORES')
-            if newest[2] and tonumber(newest[2]) > latest then latest = tonumber(newest[2]) end
-          end
-          remaining = share > others and share - others or 0
-          if kind == 8 and by_total then
-            local rest = p1 > others + criticals and p1 - others - criticals or 0
-            if rest < remaining then remaining = rest end
-          end
-          reset = latest > n and latest - n or 0
-        end
       end
