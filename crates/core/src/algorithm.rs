@@ -71,6 +71,12 @@ pub(crate) const fn bits_for(max: u64) -> u32 {
     u64::BITS - max.leading_zeros()
 }
 
+/// The part of `whole` that each of `nodes` gets, at least 1, and by how much its time must grow so that all together
+/// never get more than the whole in the long run.
+pub(crate) fn divide(whole: u64, nodes: u64) -> (u64, u64) {
+    ((whole / nodes).max(1), nodes.div_ceil(whole.max(1)).max(1))
+}
+
 /// `used / capacity` as a share of 2^32, at most 2^32.
 pub(crate) fn share(used: u64, capacity: u64) -> u64 {
     let used = used.min(capacity);

@@ -10,7 +10,7 @@
 
 use std::num::NonZero;
 
-use crate::algorithm::{Algorithm, Packed, share};
+use crate::algorithm::{Algorithm, Packed, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
@@ -76,6 +76,21 @@ impl Bucket {
     /// Tokens of debt that delay nobody; none for a bucket that never delays.
     pub fn undelayed(&self) -> Option<u64> {
         (self.undelayed != u64::MAX).then(|| self.undelayed / self.token)
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        let (capacity, _) = divide(self.capacity, nodes);
+        let divisor = gcd(self.leak.get(), nodes);
+        // Beyond this a token takes a century, whatever it is divided by.
+        let token = self.token.get().saturating_mul(nodes / divisor).min(MAX_PRODUCT / capacity);
+        let token = NonZero::new(token).unwrap_or(self.token);
+        let leak = NonZero::new(self.leak.get() / divisor).unwrap_or(self.leak);
+        let undelayed = match self.undelayed() {
+            Some(undelayed) => (undelayed / nodes).min(capacity - 1) * token.get(),
+            None => u64::MAX,
+        };
+        Self { capacity, token, leak, full: capacity * token.get(), undelayed }
     }
 
     /// The debt at `now`, never more than an empty bucket owes.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use crate::algorithm::{Algorithm, share};
+use crate::algorithm::{Algorithm, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
@@ -29,6 +29,11 @@ impl Concurrency {
     /// At most `capacity` units in progress.
     pub fn new(capacity: u64) -> Result<Self, LimitError> {
         Ok(Self { capacity: within("concurrency", capacity, 1, MAX_PRODUCT)? })
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        Self { capacity: divide(self.capacity, nodes).0 }
     }
 
     fn outcome(&self, used: u64, cost: u64, fits: bool) -> Outcome {
@@ -125,6 +130,11 @@ impl Leases {
             capacity: within("concurrency", capacity, 1, MAX_PRODUCT)?,
             ttl: time_within("lease", ttl, 1, MAX_PRODUCT)?,
         })
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        Self { capacity: divide(self.capacity, nodes).0, ttl: self.ttl }
     }
 
     /// The most that can be held at once.

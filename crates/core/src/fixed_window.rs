@@ -3,7 +3,7 @@
 //! Any stretch of one window's length can hold up to twice the limit, across a boundary. That is the price of
 //! its simplicity; a sliding window does not have it.
 
-use crate::algorithm::{Algorithm, Packed, bits_for, share};
+use crate::algorithm::{Algorithm, Packed, bits_for, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
@@ -54,6 +54,12 @@ impl FixedWindow {
     /// When windows begin.
     pub fn start(&self) -> WindowStart {
         self.start
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        let (limit, longer) = divide(self.limit, nodes);
+        Self { limit, window: self.window.saturating_mul(longer).min(MAX_PRODUCT), start: self.start }
     }
 
     /// The window that holds `now`, emptied if the remembered one is over.

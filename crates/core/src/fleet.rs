@@ -1,6 +1,6 @@
 //! The fleet usage load shedder: a share of the fleet is always kept for critical requests.
 
-use crate::algorithm::share;
+use crate::algorithm::{divide, share};
 use crate::concurrency::{InProgress, LeaseId, LeaseSet};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
@@ -67,6 +67,12 @@ impl Fleet {
     /// How long a place is held unless it is renewed.
     pub fn ttl(&self) -> Nanos {
         Nanos::new(self.ttl)
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        let allocation = divide(self.allocation, nodes).0.min(self.allocation);
+        Self { capacity: divide(self.capacity, nodes).0, allocation, ..*self }
     }
 
     /// Whether a request of this kind gets a place while `used` are taken.

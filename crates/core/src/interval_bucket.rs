@@ -2,7 +2,7 @@
 //!
 //! The first admitted call sets the beat, and the beat is kept while the key is remembered.
 
-use crate::algorithm::{Algorithm, Packed, bits_for, share};
+use crate::algorithm::{Algorithm, Packed, bits_for, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
@@ -41,6 +41,15 @@ impl IntervalBucket {
     /// The time between two batches.
     pub fn period(&self) -> Nanos {
         Nanos::new(self.period)
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        let (refill, longer) = divide(self.refill, nodes);
+        let period = self.period.saturating_mul(longer).min(MAX_PRODUCT);
+        let (capacity, _) = divide(self.capacity, nodes);
+        // An empty bucket is full again within 2^62 ns.
+        Self { capacity: capacity.min((MAX_PRODUCT / period).saturating_mul(refill)), refill, period }
     }
 
     /// The batch in force at `now`: its use and its beat.

@@ -13,6 +13,18 @@ pub struct KeyRef<'a> {
     pub bytes: &'a [u8],
 }
 
+impl<'a> From<&'a str> for KeyRef<'a> {
+    fn from(text: &'a str) -> Self {
+        Self { kind: Kind::Bytes, bytes: text.as_bytes() }
+    }
+}
+
+impl<'a> From<&'a [u8]> for KeyRef<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { kind: Kind::Bytes, bytes }
+    }
+}
+
 /// What the bytes of a key mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

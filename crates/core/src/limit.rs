@@ -250,6 +250,30 @@ impl Limit {
         }
     }
 
+    /// The share of this limit that each of `nodes` keeps when they cannot keep it together: a part of the capacity, at
+    /// least 1, and exactly a part of the rate. Where the limit is smaller than the number of nodes, periods grow instead.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Nanos};
+    /// let limit = Limit::token_bucket(500, 100, Nanos::from_secs(1))?;
+    /// assert_eq!(limit.divided_among(4), Limit::token_bucket(125, 25, Nanos::from_secs(1))?);
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn divided_among(&self, nodes: u64) -> Self {
+        let nodes = nodes.max(1);
+        match self {
+            Self::Bucket(a) => Self::Bucket(a.divided_among(nodes)),
+            Self::FixedWindow(a) => Self::FixedWindow(a.divided_among(nodes)),
+            Self::SlidingWindow(a) => Self::SlidingWindow(a.divided_among(nodes)),
+            Self::IntervalBucket(a) => Self::IntervalBucket(a.divided_among(nodes)),
+            Self::Log(a) => Self::Log(a.divided_among(nodes)),
+            Self::Concurrency(a) => Self::Concurrency(a.divided_among(nodes)),
+            Self::Leases(a) => Self::Leases(a.divided_among(nodes)),
+            Self::Fleet(a) => Self::Fleet(a.divided_among(nodes)),
+        }
+    }
+
     /// The state of a key that was never seen.
     pub fn fresh(&self) -> State {
         match self {

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::algorithm::{Algorithm, share};
+use crate::algorithm::{Algorithm, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
@@ -109,6 +109,13 @@ impl Log {
     /// Whether refused calls count too.
     pub fn counts_rejected(&self) -> bool {
         self.count_rejected
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        let (limit, longer) = divide(self.limit, nodes);
+        let lifetime = self.lifetime.saturating_mul(longer).min(MAX_PRODUCT);
+        Self { limit, lifetime, spacing: self.spacing.saturating_mul(nodes).min(lifetime - 1), ..*self }
     }
 
     /// `now`, but never before the newest entry.

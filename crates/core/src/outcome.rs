@@ -1,5 +1,6 @@
 //! What was decided, and what the caller may know about it.
 
+use crate::store::OnFailure;
 use crate::time::Nanos;
 
 /// The answer of one limit to one call.
@@ -82,6 +83,17 @@ pub struct Verdict {
     /// Each limit's own answer, in the order of the charges. In a refused group nothing was taken, so these
     /// are the unchanged states; `allowed` tells which limits would have let the call pass.
     pub outcomes: Vec<Outcome>,
+    /// The limits that were decided without their store, because it did not answer. Empty when all is well.
+    pub degraded: Vec<Degraded>,
+}
+
+/// A limit that was decided without its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Degraded {
+    /// Which, in the order of the charges.
+    pub index: usize,
+    /// How it was decided instead.
+    pub by: OnFailure,
 }
 
 impl Verdict {
@@ -94,6 +106,7 @@ impl Verdict {
             reset_after: Nanos::ZERO,
             delay: Nanos::ZERO,
             outcomes,
+            degraded: Vec::new(),
         };
         for outcome in &verdict.outcomes {
             verdict.allowed &= outcome.allowed;
@@ -114,5 +127,12 @@ impl Verdict {
     /// Positions of the limits that refused, in the order of the charges.
     pub fn refused_by(&self) -> impl Iterator<Item = usize> + '_ {
         self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.allowed).map(|(i, _)| i)
+    }
+
+    /// Whether the call is refused only because a store does not answer: the caller has done nothing wrong, and is told
+    /// 503, not 429.
+    pub fn is_closed(&self) -> bool {
+        let closed = |index| self.degraded.contains(&Degraded { index, by: OnFailure::Closed });
+        !self.allowed && self.refused_by().all(closed)
     }
 }

@@ -3,7 +3,7 @@
 //! Nearly as smooth as a log at the price of two counters. It is an estimate: it takes the calls of the
 //! previous window to be spread evenly.
 
-use crate::algorithm::{Algorithm, Packed, bits_for, share};
+use crate::algorithm::{Algorithm, Packed, bits_for, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
@@ -35,6 +35,12 @@ impl SlidingWindow {
     /// The length of a window.
     pub fn window(&self) -> Nanos {
         Nanos::new(self.window)
+    }
+
+    /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
+    pub(crate) fn divided_among(&self, nodes: u64) -> Self {
+        let (limit, longer) = divide(self.limit, nodes);
+        Self { limit, window: self.window.saturating_mul(longer).min(MAX_PRODUCT) }
     }
 
     #[inline]

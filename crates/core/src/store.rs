@@ -51,6 +51,18 @@ pub enum StoreError {
     UnknownRule(Rule),
 }
 
+/// What a limit does while its store does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// Lets every call pass.
+    Open,
+    /// Refuses every call.
+    Closed,
+    /// Decides in this process by its share of the limit: [`Limit::divided_among`] the nodes that use the store.
+    #[default]
+    Local,
+}
+
 /// Keeps the states of all limits of all keys.
 ///
 /// `at` is the time for those who bring their own (tests, simulations, replays); without it the store reads
@@ -88,4 +100,17 @@ pub trait Store: Send + Sync {
         key: KeyRef<'_>,
         at: Option<Timestamp>,
     ) -> impl Future<Output = Result<InProgress, StoreError>> + Send;
+
+    /// Gives a lease back without waiting: for those who cannot, because they are being dropped.
+    fn give_back(&self, charge: Charge<'_>);
+
+    /// Whether this key's decisions can be had at this moment, as far as is known. If not, asking is a waste of time.
+    fn answers_for(&self, _key: KeyRef<'_>) -> bool {
+        true
+    }
+
+    /// How many processes use this store, as far as is known.
+    fn nodes(&self) -> u64 {
+        1
+    }
 }

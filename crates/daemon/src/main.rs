@@ -70,11 +70,18 @@ fn run(command: Command) -> anyhow::Result<bool> {
                     let _context = runtime.enter();
                     // Keys that nobody else has. A server far away may take its time: here it is the answer that counts.
                     let store = RedisStore::builder(address)
+                        .secret(rand::random::<[u8; 16]>())
                         .prefix(format!("tollgate-conformance-{:016x}", rand::random::<u64>()))
                         .deadline(Duration::from_secs(5))
                         .build()?;
-                    block_on(store.ready()).with_context(|| format!("no store at {address}"))?;
-                    conformance::run(&dir, &Target { new_store: || store.clone(), in_micros: true }, out)?
+                    block_on(store.ready()).with_context(|| format!("no store at {}", store.address()))?;
+                    for warning in store.health().warnings {
+                        writeln!(io::stderr(), "warning: {warning}")?;
+                    }
+                    let target = Target { new_store: || store.clone(), in_micros: true };
+                    let report = conformance::run(&dir, &target, out);
+                    block_on(store.close());
+                    report?
                 }
             };
             Ok(report.failed == 0)

@@ -69,6 +69,7 @@
 
 pub mod clock;
 mod concurrency;
+mod failsafe;
 mod fleet;
 mod memory;
 mod quota;
@@ -79,6 +80,7 @@ mod worker;
 
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, Permit};
+pub use failsafe::{Failsafe, FailsafeStats};
 pub use fleet::{FleetFull, FleetPermit, FleetShedder, Priority};
 pub use memory::{MemoryStore, MemoryStoreBuilder, Stats};
 pub use quota::Quota;
@@ -89,6 +91,8 @@ pub use tollgate_core::concurrency::InProgress;
 pub use tollgate_core::fleet::FleetMode;
 pub use tollgate_core::key::Key;
 pub use tollgate_core::log::SubWindows;
+pub use tollgate_core::outcome::Degraded;
+pub use tollgate_core::store::{OnFailure, Store};
 pub use tollgate_core::worker::{Fraction, WorkerSettings};
 pub use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp, Verdict};
 pub use worker::{Class, Shed, WorkerShedder, WorkerShedderBuilder};

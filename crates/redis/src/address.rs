@@ -5,9 +5,12 @@ use std::time::Duration;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::cluster_routing::SingleNodeRoutingInfo;
-use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
-use redis::{AsyncConnectionConfig, Client, Cmd, RedisConnectionInfo, RedisError, RedisResult, Value};
+use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionInfo, IntoConnectionInfo, RedisError,
+    RedisResult, TlsCertificates, TlsMode, Value,
+};
 use thiserror::Error;
 use tokio::sync::Mutex;
 
@@ -41,78 +44,153 @@ const FORMS: &str = "redis://host:6379/0, rediss://host:6379, redis+unix:///run/
 /// shorter.
 pub(crate) const GIVE_UP: Duration = Duration::from_millis(500);
 
+/// The parts of `scheme://login@hosts/path?settings`.
+struct Parts<'a> {
+    /// The scheme of one server.
+    scheme: &'a str,
+    login: Option<&'a str>,
+    hosts: Vec<&'a str>,
+    path: Vec<&'a str>,
+    certificates: Option<TlsCertificates>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(scheme: &'a str, rest: &'a str) -> Result<Self, String> {
+        let (rest, settings) = rest.split_once('?').unwrap_or((rest, ""));
+        let certificates = certificates(settings)?;
+        if certificates.is_some() && !scheme.starts_with("rediss") {
+            return Err(format!(
+                "certificates are for an encrypted connection: {}://",
+                scheme.replacen("redis", "rediss", 1)
+            ));
+        }
+        let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
+        let mut path = rest.split('/');
+        let hosts: Vec<_> = path.next().unwrap_or_default().split(',').collect();
+        if hosts.iter().any(|host| host.is_empty()) {
+            return Err(format!("the name of a host is missing: {FORMS}"));
+        }
+        let path = path.filter(|part| !part.is_empty()).collect();
+        let scheme = if scheme.starts_with("rediss") { "rediss" } else { "redis" };
+        Ok(Self { scheme, login, hosts, path, certificates })
+    }
+
+    /// The address of one server.
+    fn node(&self, host: &str, database: &str) -> RedisResult<ConnectionInfo> {
+        let login = self.login.map_or(String::new(), |login| format!("{login}@"));
+        format!("{}://{login}{host}/{database}", self.scheme).into_connection_info()
+    }
+}
+
+/// The certificates that the settings of an address name: `ca=FILE&cert=FILE&key=FILE`.
+fn certificates(settings: &str) -> Result<Option<TlsCertificates>, String> {
+    let (mut root_cert, mut cert, mut key) = (None, None, None);
+    for setting in settings.split('&').filter(|setting| !setting.is_empty()) {
+        let (name, path) = setting.split_once('=').unwrap_or((setting, ""));
+        let place = match name {
+            "ca" => &mut root_cert,
+            "cert" => &mut cert,
+            "key" => &mut key,
+            other => {
+                return Err(format!(
+                    "{other:?} is no setting; there are ca=FILE, cert=FILE and key=FILE (PEM)"
+                ));
+            }
+        };
+        *place = Some(std::fs::read(path).map_err(|error| format!("{name}={path} cannot be read: {error}"))?);
+    }
+    let client_tls = match (cert, key) {
+        (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
+        (None, None) => None,
+        (Some(_), None) => return Err("cert=FILE needs key=FILE beside it".to_owned()),
+        (None, Some(_)) => return Err("key=FILE needs cert=FILE beside it".to_owned()),
+    };
+    let any = root_cert.is_some() || client_tls.is_some();
+    Ok(any.then_some(TlsCertificates { client_tls, root_cert }))
+}
+
 impl Servers {
     /// The servers at an address, and nothing else: no connection is made.
     pub(crate) fn parse(address: &str) -> Result<Self, AddressError> {
-        let wrong = |problem: String| AddressError { address: without_password(address), problem };
-        let refused = |error: redis::RedisError| wrong(error.to_string());
+        Self::of(address).map_err(|problem| AddressError { address: without_password(address), problem })
+    }
+
+    fn of(address: &str) -> Result<Self, String> {
+        let told = |error: RedisError| error.to_string();
         let (scheme, rest) =
-            address.split_once("://").ok_or_else(|| wrong(format!("it should look like {FORMS}")))?;
+            address.split_once("://").ok_or_else(|| format!("it should look like {FORMS}"))?;
         match scheme {
-            "redis" | "rediss" | "redis+unix" | "unix" => {
-                if rest.contains(',') {
-                    let problem = "several servers are a cluster (redis-cluster://) or sentinels \
-                        (redis-sentinel://)";
-                    return Err(wrong(problem.to_owned()));
-                }
-                Ok(Self::One(Client::open(address).map_err(refused)?))
+            "redis+unix" | "unix" => Client::open(address).map(Self::One).map_err(told),
+            "redis" | "rediss" => {
+                let parts = Parts::of(scheme, rest)?;
+                let ([host], [] | [_]) = (parts.hosts.as_slice(), parts.path.as_slice()) else {
+                    return Err(match parts.hosts.len() {
+                        1 => "behind the host stands the number of a database, and nothing else".to_owned(),
+                        _ => "several servers are a cluster (redis-cluster://) or sentinels (redis-sentinel://)"
+                            .to_owned(),
+                    });
+                };
+                let info = parts.node(host, database(parts.path.first())?).map_err(told)?;
+                let client = match parts.certificates {
+                    Some(certificates) => Client::build_with_tls(info, certificates),
+                    None => Client::open(info),
+                };
+                client.map(Self::One).map_err(told)
             }
             "redis-cluster" | "rediss-cluster" => {
-                let scheme = scheme.trim_end_matches("-cluster");
-                let (login, hosts) =
-                    rest.rsplit_once('@').map_or((None, rest), |(login, hosts)| (Some(login), hosts));
-                let hosts = hosts.trim_end_matches('/');
-                if hosts.contains('/') {
-                    return Err(wrong("a cluster has one database, so none can be named".to_owned()));
+                let parts = Parts::of(scheme, rest)?;
+                if !parts.path.is_empty() {
+                    return Err("a cluster has one database, so none can be named".to_owned());
                 }
-                let node = |host: &str| match login {
-                    Some(login) => format!("{scheme}://{login}@{host}"),
-                    None => format!("{scheme}://{host}"),
-                };
-                let client = ClusterClient::builder(hosts.split(',').map(node))
-                    // The client would also send again what a broken connection may have carried: a second charge.
-                    .retries(0)
-                    .connection_timeout(GIVE_UP)
-                    .response_timeout(GIVE_UP)
-                    .build();
-                Ok(Self::Cluster(client.map_err(refused)?))
+                let nodes = parts.hosts.iter().map(|host| parts.node(host, ""));
+                let mut builder =
+                    ClusterClient::builder(nodes.collect::<RedisResult<Vec<_>>>().map_err(told)?)
+                        // The client would also send again what a broken connection may have carried: a second charge.
+                        .retries(0)
+                        .connection_timeout(GIVE_UP)
+                        .response_timeout(GIVE_UP);
+                if let Some(certificates) = parts.certificates {
+                    builder = builder.certs(certificates);
+                }
+                builder.build().map(Self::Cluster).map_err(told)
             }
-            "redis-sentinel" => {
-                let (login, rest) =
-                    rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
-                let mut parts = rest.split('/');
-                let hosts = parts.next().unwrap_or_default();
-                let master = parts.next().filter(|name| !name.is_empty());
-                let master = master.ok_or_else(|| {
-                    wrong(
-                        "the name of the master is missing: redis-sentinel://a:26379/master-name".to_owned(),
-                    )
-                })?;
-                let database = match parts.next().filter(|database| !database.is_empty()) {
-                    Some(database) => database
-                        .parse::<i64>()
-                        .map_err(|_| wrong(format!("{database:?} is no number of a database")))?,
-                    None => 0,
-                };
-                let sentinels = hosts.split(',').map(|host| format!("redis://{host}")).collect();
-                let mut settings = RedisConnectionInfo::default().set_db(database);
-                if let Some(login) = login {
-                    let (user, password) = login.split_once(':').unwrap_or(("", login));
-                    if !user.is_empty() {
-                        settings = settings.set_username(user);
+            "redis-sentinel" | "rediss-sentinel" => {
+                let parts = Parts::of(scheme, rest)?;
+                let (master, path) = parts
+                    .path
+                    .split_first()
+                    .ok_or("the name of the master is missing: redis-sentinel://a:26379/master-name")?;
+                let settings = parts.node("master", database(path.first())?).map_err(told)?;
+                let sentinels = parts.hosts.iter().map(|host| {
+                    Parts { login: None, ..Parts::of(scheme, host)? }.node(host, "").map_err(told)
+                });
+                let sentinels: Vec<_> =
+                    sentinels.map(|sentinel| Ok(sentinel?.addr().clone())).collect::<Result<_, String>>()?;
+                let of_sentinel = |builder: SentinelClientBuilder| {
+                    let settings = settings.redis_settings();
+                    let mut builder = builder.set_client_to_redis_db(settings.db());
+                    if let Some(user) = settings.username() {
+                        builder = builder.set_client_to_redis_username(user);
                     }
-                    settings = settings.set_password(password);
-                }
-                let node = SentinelNodeConnectionInfo::default().set_redis_connection_info(settings);
-                let client = SentinelClient::build(
-                    sentinels,
-                    master.to_owned(),
-                    Some(node),
-                    SentinelServerType::Master,
-                );
-                Ok(Self::Sentinel(Mutex::new(client.map_err(refused)?)))
+                    if let Some(password) = settings.password() {
+                        builder = builder.set_client_to_redis_password(password);
+                    }
+                    if parts.scheme == "rediss" {
+                        builder = builder
+                            .set_client_to_redis_tls_mode(TlsMode::Secure)
+                            .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+                    }
+                    if let Some(certificates) = &parts.certificates {
+                        builder = builder
+                            .set_client_to_redis_certificates(certificates.clone())
+                            .set_client_to_sentinel_certificates(certificates.clone());
+                    }
+                    builder.build()
+                };
+                let client = SentinelClientBuilder::new(sentinels, *master, SentinelServerType::Master);
+                client.and_then(of_sentinel).map(|client| Self::Sentinel(Mutex::new(client))).map_err(told)
             }
-            other => Err(wrong(format!("{other:?} is not among {FORMS}"))),
+            other => Err(format!("{other:?} is not among {FORMS}")),
         }
     }
 
@@ -136,7 +214,30 @@ impl Servers {
     }
 }
 
+fn database<'a>(named: Option<&&'a str>) -> Result<&'a str, String> {
+    let Some(&name) = named else { return Ok("") };
+    name.parse::<u16>().map(|_| name).map_err(|_| format!("{name:?} is no number of a database"))
+}
+
 impl Connection {
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
+    /// A section of what a server says about itself: in a cluster, any one of them.
+    pub(crate) async fn info(&mut self, section: &str) -> RedisResult<String> {
+        let mut command = redis::cmd("INFO");
+        command.arg(section);
+        let value = match self {
+            Self::One(connection) => connection.req_packed_command(&command).await?,
+            Self::Cluster(connection) => {
+                let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+                connection.route_command(command, node).await?
+            }
+        };
+        redis::from_redis_value(value.extract_error()?).map_err(Into::into)
+    }
+
     pub(crate) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
         let value = match self {
             Self::One(connection) => connection.req_packed_command(command).await?,
@@ -163,12 +264,19 @@ impl Connection {
     }
 }
 
-fn without_password(address: &str) -> String {
+/// The address as it may be shown.
+pub(crate) fn without_password(address: &str) -> String {
     match (address.find("://"), address.rfind('@')) {
         (Some(scheme), Some(at)) if scheme < at => {
             let (start, rest) = (address.get(..scheme + 3), address.get(at..));
             format!("{}***{}", start.unwrap_or_default(), rest.unwrap_or_default())
         }
         _ => address.to_owned(),
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.is_cluster() { "Cluster" } else { "One" })
     }
 }

@@ -4,58 +4,128 @@
 //! One script call decides all charges of a request, all or nothing, on the server's clock. See [`RedisStore`].
 
 mod address;
+mod answer;
 mod breaker;
 mod keys;
 mod limits;
 mod link;
+mod nodes;
 mod script;
+mod server;
+mod stats;
 mod store;
 mod wire;
 
 use std::time::Duration;
 
+use thiserror::Error;
+
 pub use address::AddressError;
-pub use store::RedisStore;
+pub use stats::RedisStats;
+pub use store::{Health, RedisStore};
 
 use crate::address::Servers;
 use crate::keys::Names;
 use crate::link::{Link, Settings};
 
 /// Builds a [`RedisStore`].
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tollgate_redis::RedisStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder("redis-cluster://a:6379,b:6379,c:6379")
+///     .secret(std::env::var("TOLLGATE_SECRET")?)
+///     .deadline(Duration::from_millis(10))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct RedisStoreBuilder {
-    address: String,
+    address: Secret<String>,
     prefix: String,
-    secret: Vec<u8>,
+    secret: Secret<Vec<u8>>,
     deadline: Duration,
     queue: usize,
+    heartbeat: Duration,
+}
+
+/// What nobody reads in a log.
+#[derive(Clone)]
+struct Secret<T>(T);
+
+impl<T> std::fmt::Debug for Secret<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// What is wrong with the settings of a store.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The prefix.
+    #[error(
+        "{0:?} cannot stand in front of keys: it must be up to 64 letters, digits and any of `-_.:/`, because braces would \
+         take the choice of slots out of our hands"
+    )]
+    Prefix(String),
+    /// A time.
+    #[error("the {field} is {value:?}: it must be from {min:?} to {max:?}")]
+    Time {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: Duration,
+        /// The shortest that works.
+        min: Duration,
+        /// The longest that makes sense.
+        max: Duration,
+    },
 }
 
 impl RedisStore {
-    /// A store at an address: `redis://host:6379/0`, `redis-cluster://a:6379,b:6379`,
-    /// `redis-sentinel://a:26379,b:26379/master-name`.
+    /// A store at an address:
+    ///
+    /// | | |
+    /// |---|---|
+    /// | `redis://user:password@host:6379/0` | one server; user, password and number of the database may be left out |
+    /// | `redis+unix:///run/redis.sock` | the same, by a socket of this machine |
+    /// | `redis-cluster://a:6379,b:6379` | a cluster, by some of its nodes |
+    /// | `redis-sentinel://a:26379,b:26379/name/0` | whichever server is the primary `name` |
+    ///
+    /// With `rediss` in place of `redis` connections are encrypted. `?ca=FILE` trusts the authority of that file alone,
+    /// `cert=FILE&key=FILE` shows a certificate to the server; all are PEM.
     pub fn builder(address: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
-            address: address.into(),
+            address: Secret(address.into()),
             prefix: "tg".to_owned(),
-            secret: Vec::new(),
+            secret: Secret(Vec::new()),
             deadline: Duration::from_millis(20),
             queue: 4096,
+            heartbeat: Duration::from_secs(5),
         }
     }
 }
 
 impl RedisStoreBuilder {
-    /// What all keys begin with, `tg` unless said otherwise.
+    /// What all keys begin with, `tg` unless said otherwise. Stores with different prefixes know nothing of each other.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// The secret from which names of keys are made. All processes that share a store need the same.
+    /// The secret from which names of keys are made, so that nobody who reads them learns who is limited, and nobody
+    /// who calls chooses where in a cluster. All processes that share a store need the same. Without one there is a
+    /// warning.
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
-        self.secret = secret.into();
+        self.secret = Secret(secret.into());
         self
     }
 
@@ -67,7 +137,14 @@ impl RedisStoreBuilder {
 
     /// Decisions that may wait for the store at once; further ones fail at once. 4096 unless said otherwise.
     pub fn max_waiting(mut self, decisions: usize) -> Self {
-        self.queue = decisions.max(1);
+        self.queue = decisions.clamp(1, tokio::sync::Semaphore::MAX_PERMITS);
+        self
+    }
+
+    /// How often this process tells the store that it is there, every 5 seconds unless said otherwise. One that has not
+    /// been heard of three times is no longer counted.
+    pub fn heartbeat(mut self, interval: Duration) -> Self {
+        self.heartbeat = interval;
         self
     }
 
@@ -76,9 +153,28 @@ impl RedisStoreBuilder {
     /// # Panics
     ///
     /// Outside of a tokio runtime.
-    pub fn build(self) -> Result<RedisStore, AddressError> {
-        let servers = Servers::parse(&self.address)?;
+    pub fn build(self) -> Result<RedisStore, BuildError> {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.:/".contains(letter);
+        if self.prefix.is_empty() || self.prefix.len() > 64 || !self.prefix.chars().all(plain) {
+            return Err(BuildError::Prefix(self.prefix));
+        }
+        within("deadline", self.deadline, Duration::from_millis(1), Duration::from_secs(60))?;
+        within("heartbeat", self.heartbeat, Duration::from_millis(10), Duration::from_secs(3600))?;
+        let servers = Servers::parse(&self.address.0)?;
+        let mut warnings = Vec::new();
+        if self.secret.0.is_empty() {
+            let warning = "no secret is set, so whoever can read its keys can find out whose they are, and callers could \
+                           aim at one node of a cluster: set the same secret on every node";
+            tracing::warn!("the store in Redis: {warning}");
+            warnings.push(warning.to_owned());
+        }
         let settings = Settings { deadline: self.deadline, queue: self.queue };
-        Ok(RedisStore::new(Names::new(&self.prefix, &self.secret), Link::start(servers, settings)))
+        let names = Names::new(&self.prefix, &self.secret.0);
+        let address = address::without_password(&self.address.0);
+        Ok(RedisStore::new(names, Link::start(servers, settings), self.heartbeat, warnings, address))
     }
+}
+
+fn within(field: &'static str, value: Duration, min: Duration, max: Duration) -> Result<(), BuildError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(BuildError::Time { field, value, min, max }) }
 }

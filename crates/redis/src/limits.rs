@@ -1,5 +1,7 @@
 //! Limits as the script knows them: microseconds, in numbers that a double holds exactly.
 
+use std::time::Duration;
+
 use tollgate_core::algorithm::Algorithm;
 use tollgate_core::fixed_window::WindowStart;
 use tollgate_core::fleet::FleetMode;
@@ -26,6 +28,27 @@ pub(crate) enum Room {
     Leases,
     /// In two sorted sets.
     Fleet,
+}
+
+impl Room {
+    /// Whether what is taken has an id, and can be given back by it.
+    pub(crate) fn is_leased(self) -> bool {
+        matches!(self, Self::Leases | Self::Fleet)
+    }
+
+    fn of(kind: u8) -> Self {
+        match kind {
+            0..=4 => Self::Rates,
+            5 | 6 => Self::Log,
+            7 => Self::Leases,
+            _ => Self::Fleet,
+        }
+    }
+}
+
+/// Whether what a kind takes has an id.
+pub(crate) fn is_leased(kind: u8) -> bool {
+    Room::of(kind).is_leased()
 }
 
 /// The script's name for critical requests.
@@ -116,13 +139,14 @@ impl Parameters {
         })
     }
 
+    /// Leases that last so long.
+    pub(crate) fn leases(capacity: u64, ttl: Duration) -> Self {
+        let ttl = u64::try_from(ttl.as_micros()).unwrap_or(MAX).clamp(1, MAX);
+        Self { kind: 7, numbers: [double(capacity), double(ttl), 0.0], extra: 0.0 }
+    }
+
     pub(crate) fn room(&self) -> Room {
-        match self.kind {
-            0..=4 => Room::Rates,
-            5 | 6 => Room::Log,
-            7 => Room::Leases,
-            _ => Room::Fleet,
-        }
+        Room::of(self.kind)
     }
 }
 

@@ -3,27 +3,35 @@
 //!
 //! ```text
 //! call -> breaker open? fail at once
-//!      -> queue (bounded) -> driver -> EVALSHA of up to 32 decisions -> reply to each
+//!      -> nothing on its way? send it, and wait for the reply
+//!      -> else queue (bounded) -> driver -> EVALSHA of up to 32 decisions -> reply to each
 //!      -> no reply within the deadline: fail; the breaker counts it
 //! ```
 //!
-//! A call that may have been charged is never sent again. Only `NOSCRIPT` is answered by sending the script itself:
-//! then nothing has run.
+//! A call that may have been charged is never sent again. `NOSCRIPT` and redirects are followed: then nothing has run.
+//! Leases that are given back or renewed travel in a queue of their own (chores): nobody waits behind them, and they may
+//! be sent again, because doing it twice is doing it once.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use redis::{Cmd, RedisError, RedisResult, Value};
+use parking_lot::RwLock;
+use redis::{RedisError, RedisResult};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_core::Timestamp;
 use tollgate_core::store::StoreError;
 
 use crate::address::{Connection, GIVE_UP, Servers};
+use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
 use crate::script;
+use crate::server;
+use crate::stats::Counts;
 use crate::wire::{Message, NUMBERS, Reply};
 
 /// How the link behaves.
@@ -39,8 +47,10 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 pub(crate) struct Link {
     jobs: mpsc::Sender<Job>,
-    breakers: Arc<Breakers>,
+    chores: Chores,
+    shared: Arc<Shared>,
     status: watch::Receiver<Status>,
+    broken: watch::Sender<u64>,
     deadline: Duration,
 }
 
@@ -49,29 +59,64 @@ pub(crate) struct Link {
 pub(crate) enum Status {
     /// Not known yet.
     Connecting,
-    /// They answer.
-    Up,
+    /// They answer, and this is to be said of them.
+    Up(Vec<String>),
     /// They do not, because of this.
     Down(String),
+}
+
+/// What callers and the driver both see.
+#[derive(Debug)]
+struct Shared {
+    breakers: Breakers,
+    /// The connection in use, and which it is.
+    connection: RwLock<Option<(u64, Connection)>>,
+    /// Calls on their way.
+    calls: AtomicUsize,
+    counts: Arc<Counts>,
 }
 
 /// One breaker, or one for each tag where different tags live on different servers.
 #[derive(Debug)]
 struct Breakers(Box<[Breaker]>);
 
-struct Job {
-    tag: u8,
-    message: Message,
-    at: Option<Timestamp>,
-    reply: oneshot::Sender<Result<Reply, StoreError>>,
+/// A message on its way, and who waits for the reply.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) tag: u8,
+    pub(crate) message: Message,
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) nature: Nature,
+    pub(crate) reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
 }
 
-/// Decisions of one call.
+/// What may become of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nature {
+    /// Let go when nobody waits for it any more.
+    Decision,
+    /// Sent in any case, never twice.
+    Once,
+    /// Sent in any case, and again if it may not have arrived.
+    Repeatable {
+        /// How often it may yet be sent.
+        attempts: u8,
+    },
+}
+
+impl Nature {
+    /// For what can be done twice.
+    pub(crate) const REPEATABLE: Self = Self::Repeatable { attempts: 5 };
+}
+
+/// Messages of one call.
 const BATCH: usize = 32;
-/// Calls that are on their way at the same time. More would leave less to share.
+/// Calls with decisions that the driver has on their way at the same time. More would leave less to share.
 const CALLS: usize = 2;
 /// Probes of a cluster that fail in a row before it is looked at anew.
 const PROBES: u32 = 5;
+/// Chores that may wait. Beyond that leases are left to expire.
+const CHORES: usize = 16_384;
 /// The first wait before a server is asked again, and the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -80,13 +125,31 @@ impl Link {
     /// Starts the driver on the present runtime.
     pub(crate) fn start(servers: Servers, settings: Settings) -> Self {
         let (jobs, queue) = mpsc::channel(settings.queue);
+        let (chores, inbox) = mpsc::channel(CHORES);
         let count = if servers.is_cluster() { 256 } else { 1 };
-        let breakers = Arc::new(Breakers((0..count).map(|_| Breaker::default()).collect()));
+        let shared = Arc::new(Shared {
+            breakers: Breakers((0..count).map(|_| Breaker::default()).collect()),
+            connection: RwLock::default(),
+            calls: AtomicUsize::new(0),
+            counts: Arc::default(),
+        });
         let (say, status) = watch::channel(Status::Connecting);
-        let driver =
-            Driver { servers, queue, breakers: Arc::clone(&breakers), status: say, waiting: Vec::new() };
-        tokio::spawn(driver.run(settings.deadline));
-        Self { jobs, breakers, status, deadline: settings.deadline }
+        let (broken, is_broken) = watch::channel(0);
+        let chores = Chores::new(chores, Arc::clone(&shared.counts));
+        let driver = Driver {
+            servers,
+            queue,
+            inbox,
+            shared: Arc::clone(&shared),
+            status: say,
+            broken: is_broken,
+            waiting: Vec::new(),
+            chores: VecDeque::new(),
+            unclaimed: chores.downgrade(),
+            deadline: settings.deadline,
+        };
+        tokio::spawn(driver.run());
+        Self { jobs, chores, shared, status, broken, deadline: settings.deadline }
     }
 
     /// Waits until it is known whether the servers answer.
@@ -98,44 +161,160 @@ impl Link {
         }
     }
 
-    /// Sends a message and waits for its reply, no longer than the deadline.
+    /// How it stands at this moment.
+    pub(crate) fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    /// When a decision that begins now must be over.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
+    /// Sends a decision and waits for its reply, no longer than the deadline.
     pub(crate) async fn call(
         &self,
         tag: u8,
         message: Message,
         at: Option<Timestamp>,
-    ) -> Result<Reply, StoreError> {
-        let breaker = self.breakers.of(tag);
+        deadline: Instant,
+    ) -> Result<Answer, StoreError> {
+        let counts = &self.shared.counts;
+        let breaker = self.shared.breakers.of(tag);
         if breaker.is_open() {
+            counts.failed.add(1);
             return Err(unavailable("it failed and is left alone for a moment"));
         }
-        let (reply, answer) = oneshot::channel();
-        if self.jobs.try_send(Job { tag, message, at, reply }).is_err() {
-            return Err(unavailable("too many decisions are waiting for it"));
+        let answer = match self.shared.connection_if_idle() {
+            Some(idle) => timeout_at(deadline, self.call_directly(idle, tag, message, at)).await,
+            None => {
+                let (reply, answer) = oneshot::channel();
+                let job = Job { tag, message, at, nature: Nature::Decision, reply: Some(reply) };
+                if self.jobs.try_send(job).is_err() {
+                    counts.failed.add(1);
+                    return Err(unavailable("too many decisions are waiting for it"));
+                }
+                timeout_at(deadline, received(answer)).await
+            }
+        };
+        let answer = answer.unwrap_or_else(|_| {
+            breaker.failed();
+            counts.late.add(1);
+            Err(unavailable(&format!("no answer within {:?}", self.deadline)))
+        });
+        if answer.is_err() {
+            counts.failed.add(1);
         }
-        match timeout(self.deadline, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(unavailable("its connection was given up")),
-            Err(_) => {
+        answer
+    }
+
+    async fn call_directly(
+        &self,
+        idle: Idle<'_>,
+        tag: u8,
+        message: Message,
+        at: Option<Timestamp>,
+    ) -> Result<Answer, StoreError> {
+        let Idle { generation, mut connection, .. } = idle;
+        // If this is given up on the way, leases that it may have taken are given back.
+        let mut answer = Answer::awaited(tag, message, &self.chores);
+        let breaker = self.shared.breakers.of(tag);
+        let counts = &self.shared.counts;
+        match script::call(&mut connection, answer.message(), at, counts).await {
+            Ok(reply) => {
+                breaker.succeeded();
+                answer.arrived(reply);
+                Ok(answer)
+            }
+            Err(error) => {
                 breaker.failed();
-                Err(unavailable(&format!("no answer within {:?}", self.deadline)))
+                let problem = Problem::Server(error);
+                if problem.is_fatal() && !self.has_slots() {
+                    self.broken.send_replace(generation);
+                }
+                Err(unavailable(&problem.describe()))
             }
         }
     }
 
+    /// Sends what must be sent in any case, and waits for the reply, no longer than the deadline.
+    pub(crate) async fn chore(
+        &self,
+        tag: u8,
+        message: Message,
+        at: Option<Timestamp>,
+        nature: Nature,
+        deadline: Instant,
+    ) -> Result<Reply, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        if !self.chores.push(Job { tag, message, at, nature, reply: Some(reply) }) {
+            return Err(unavailable("too much is waiting for it"));
+        }
+        if self.is_open(tag) {
+            return Err(unavailable("it failed and is left alone for a moment"));
+        }
+        match timeout_at(deadline, received(answer)).await {
+            Ok(answer) => answer.map(Answer::claim),
+            Err(_) => Err(unavailable(&format!("no answer within {:?}", self.deadline))),
+        }
+    }
+
+    /// Sends what must be sent in any case, and waits for nothing.
+    pub(crate) fn chore_later(&self, tag: u8, message: Message) {
+        self.chores.push(Job { tag, message, at: None, nature: Nature::REPEATABLE, reply: None });
+    }
+
     /// Whether charges of different tags must travel apart.
     pub(crate) fn has_slots(&self) -> bool {
-        self.breakers.0.len() > 1
+        self.shared.breakers.0.len() > 1
+    }
+
+    /// Whether a tag is left alone at this moment.
+    pub(crate) fn is_open(&self, tag: u8) -> bool {
+        self.shared.breakers.of(tag).is_open()
     }
 
     /// Whether the store is left alone at this moment, in whole or in part.
     pub(crate) fn is_degraded(&self) -> bool {
-        self.breakers.0.iter().any(Breaker::is_open)
+        self.shared.breakers.0.iter().any(Breaker::is_open)
     }
+}
+
+async fn received(answer: oneshot::Receiver<Result<Answer, StoreError>>) -> Result<Answer, StoreError> {
+    answer.await.unwrap_or_else(|_| Err(unavailable("its connection was given up")))
 }
 
 fn unavailable(why: &str) -> StoreError {
     StoreError::Unavailable(why.to_owned())
+}
+
+/// The right to use the connection while nobody else does.
+struct Idle<'s> {
+    generation: u64,
+    connection: Connection,
+    _call: OnItsWay<'s>,
+}
+
+/// Counts a call for as long as it lasts.
+struct OnItsWay<'s>(&'s AtomicUsize);
+
+impl Drop for OnItsWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Shared {
+    fn connection_if_idle(&self) -> Option<Idle<'_>> {
+        self.calls.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        let call = OnItsWay(&self.calls);
+        let (generation, connection) = self.connection.read().clone()?;
+        Some(Idle { generation, connection, _call: call })
+    }
 }
 
 impl Breakers {
@@ -143,16 +322,27 @@ impl Breakers {
     fn of(&self, tag: u8) -> &Breaker {
         &self.0[usize::from(tag) % self.0.len()]
     }
+
+    /// The next tag from here on that is left alone.
+    fn open_from(&self, tag: u8) -> Option<u8> {
+        (0..=u8::MAX).map(|step| tag.wrapping_add(step)).find(|&tag| self.of(tag).is_open())
+    }
 }
 
 /// The task's end.
 struct Driver {
     servers: Servers,
     queue: mpsc::Receiver<Job>,
-    breakers: Arc<Breakers>,
+    inbox: mpsc::Receiver<Job>,
+    shared: Arc<Shared>,
     status: watch::Sender<Status>,
-    /// Taken from the queue, not yet sent.
+    /// Which connection a caller has found broken.
+    broken: watch::Receiver<u64>,
+    /// Decisions taken from the queue, not yet sent.
     waiting: Vec<Job>,
+    chores: VecDeque<Job>,
+    unclaimed: Chores,
+    deadline: Duration,
 }
 
 /// Why serving stopped.
@@ -166,32 +356,36 @@ enum Stopped {
 }
 
 impl Driver {
-    async fn run(mut self, deadline: Duration) {
+    async fn run(mut self) {
         let mut wait = FIRST_WAIT;
         let mut outdated = false;
-        loop {
+        for generation in 1.. {
             let connected = match timeout(2 * GIVE_UP, self.servers.connect()).await {
-                Ok(Ok(connection)) => Self::probe(connection, deadline).await,
-                Ok(Err(error)) => Err(error.to_string()),
+                Ok(Ok(connection)) => self.probe(connection).await,
+                Ok(Err(error)) => Err(server::explain(&error)),
                 Err(_) => Err("no connection in time".to_owned()),
             };
             match connected {
-                Ok(connection) => {
+                Ok((connection, warnings)) => {
                     wait = FIRST_WAIT;
+                    self.shared.counts.connections.add(1);
+                    *self.shared.connection.write() = Some((generation, connection.clone()));
                     // With a new view of a cluster, parts that were away come back one by one, when they answer.
                     if !outdated {
-                        self.breakers.0.iter().for_each(Breaker::close);
+                        self.shared.breakers.0.iter().for_each(Breaker::close);
                     }
-                    self.status.send_replace(Status::Up);
-                    outdated = match self.serve(connection, deadline).await {
+                    self.say(Status::Up(warnings));
+                    let stopped = self.serve(connection, generation).await;
+                    *self.shared.connection.write() = None;
+                    outdated = match stopped {
                         Stopped::Unused => return,
                         Stopped::Broken => false,
                         Stopped::Outdated => true,
                     };
                 }
                 Err(problem) => {
-                    self.breakers.0.iter().for_each(Breaker::open);
-                    self.status.send_replace(Status::Down(problem.clone()));
+                    self.shared.breakers.0.iter().for_each(Breaker::open);
+                    self.say(Status::Down(problem.clone()));
                     if self.refuse_for(jittered(wait), &problem).await {
                         return;
                     }
@@ -201,25 +395,49 @@ impl Driver {
         }
     }
 
-    /// Whether the script runs there, and soon enough.
-    async fn probe(mut connection: Connection, deadline: Duration) -> Result<Connection, String> {
-        // The first time the script has to be sent, and compiled.
-        let loaded = timeout(GIVE_UP, call(&mut connection, &Message::default(), None)).await;
-        match loaded {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(error.to_string()),
-            Err(_) => return Err("the script did not run in time".to_owned()),
+    /// Tells how it stands, in the log only if that is new.
+    fn say(&self, status: Status) {
+        let before = self.status.send_replace(status.clone());
+        if before == status {
+            return;
         }
-        match timeout(deadline, call(&mut connection, &Message::default(), None)).await {
-            Ok(Ok(_)) => Ok(connection),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("it takes longer than {deadline:?} to answer")),
+        match status {
+            Status::Up(warnings) => {
+                tracing::info!("the store in Redis answers");
+                warnings.iter().for_each(|warning| tracing::warn!("the store in Redis: {warning}"));
+            }
+            Status::Down(problem) => {
+                tracing::error!("the store in Redis is not available, limits are kept without it: {problem}");
+            }
+            Status::Connecting => {}
+        }
+    }
+
+    /// Whether the server is one that will do, and the script runs there soon enough; what is to be said of it.
+    async fn probe(&self, mut connection: Connection) -> Result<(Connection, Vec<String>), String> {
+        let counts = &self.shared.counts;
+        let inspected = timeout(GIVE_UP, server::inspect(&mut connection)).await;
+        let warnings = inspected.map_err(|_| format!("no reply within {GIVE_UP:?}"))??;
+        // The first time the script has to be sent, and compiled.
+        let empty = Message::default();
+        match timeout(GIVE_UP, script::call(&mut connection, &empty, None, counts)).await {
+            Ok(loaded) => loaded.map_err(|error| server::explain(&error))?,
+            Err(_) => return Err("the script did not run in time".to_owned()),
+        };
+        match timeout(self.deadline, script::call(&mut connection, &empty, None, counts)).await {
+            Ok(Ok(_)) => Ok((connection, warnings)),
+            Ok(Err(error)) => Err(server::explain(&error)),
+            Err(_) => Err(format!("it takes longer than {:?} to answer", self.deadline)),
         }
     }
 
     /// Lets nobody wait for a server that cannot be had, for so long. True if nobody can ask any more.
     async fn refuse_for(&mut self, time: Duration, problem: &str) -> bool {
-        let refuse = |job: Job| drop(job.reply.send(Err(unavailable(problem))));
+        let refuse = |job: Job| {
+            if let Some(reply) = job.reply {
+                let _ = reply.send(Err(unavailable(problem)));
+            }
+        };
         self.waiting.drain(..).for_each(refuse);
         let over = tokio::time::sleep(time);
         tokio::pin!(over);
@@ -234,79 +452,176 @@ impl Driver {
         }
     }
 
-    async fn serve(&mut self, connection: Connection, deadline: Duration) -> Stopped {
+    async fn serve(&mut self, connection: Connection, generation: u64) -> Stopped {
         let cluster = self.servers.is_cluster();
-        let breakers = Arc::clone(&self.breakers);
+        let shared = Arc::clone(&self.shared);
+        let breakers = &shared.breakers;
+        let mut broken = self.broken.clone();
         let mut calls = FuturesUnordered::new();
+        let (mut deciding, mut tidying) = (0, false);
         let mut probing = tokio::time::interval(2 * FIRST_WAIT);
         probing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut next_probe, mut failed_probes) = (0, 0);
+        let mut probes = FuturesUnordered::new();
+        let (mut next_probe, mut failed_probes) = (0_u8, 0);
+        let (mut unused, mut tidied) = (false, false);
         loop {
+            if !tidying && let Some(chores) = self.next_chores(cluster) {
+                tidying = true;
+                calls.push(carry(connection.clone(), chores, &shared));
+            }
+            if unused && tidied && calls.is_empty() && self.chores.is_empty() {
+                return Stopped::Unused;
+            }
             tokio::select! {
                 biased;
                 Some((jobs, result)) = calls.next(), if !calls.is_empty() => {
-                    if let Err(problem) = finish(jobs, result, &breakers) && !cluster && problem.is_fatal() {
+                    let chores = jobs.first().is_some_and(|job: &Job| job.nature != Nature::Decision);
+                    if chores { tidying = false } else { deciding -= 1 }
+                    if let Err(problem) = self.finish(jobs, result) && !cluster && problem.is_fatal() {
                         return Stopped::Broken;
                     }
                 }
                 () = breakers.of(0).opened(), if !cluster => return Stopped::Broken,
-                _ = probing.tick(), if cluster => {
-                    // One tag that is left alone is asked whether its server is back.
-                    let count = breakers.0.len();
-                    let open = (0..count).map(|step| (next_probe + step) % count);
-                    let open = open.into_iter().find(|&tag| breakers.0.get(tag).is_some_and(Breaker::is_open));
-                    if let Some(tag) = open.and_then(|tag| u8::try_from(tag).ok()) {
-                        next_probe = usize::from(tag) + 1;
-                        let mut connection = connection.clone();
-                        let breaker = breakers.of(tag);
-                        if timeout(deadline, probe_tag(&mut connection, tag)).await.is_ok_and(|probed| probed.is_ok()) {
-                            breaker.close();
-                            failed_probes = 0;
-                            probing.reset_immediately();
-                        } else if breakers.0.iter().all(Breaker::is_open) {
-                            return Stopped::Broken;
-                        } else {
-                            failed_probes += 1;
-                            if failed_probes == PROBES {
-                                return Stopped::Outdated;
-                            }
+                Ok(_) = broken.wait_for(|&broken| broken == generation) => return Stopped::Broken,
+                Some((tag, back)) = probes.next(), if !probes.is_empty() => {
+                    if back {
+                        breakers.of(tag).close();
+                        failed_probes = 0;
+                        probing.reset_immediately();
+                    } else if breakers.0.iter().all(Breaker::is_open) {
+                        return Stopped::Broken;
+                    } else {
+                        failed_probes += 1;
+                        if failed_probes == PROBES {
+                            return Stopped::Outdated;
                         }
                     }
                 }
-                count = self.queue.recv_many(&mut self.waiting, BATCH), if calls.len() < CALLS => {
-                    if count == 0 {
-                        return Stopped::Unused;
+                _ = probing.tick(), if cluster && probes.is_empty() => {
+                    // One tag that is left alone is asked whether its server is back.
+                    if let Some(tag) = breakers.open_from(next_probe) {
+                        next_probe = tag.wrapping_add(1);
+                        probes.push(probe_tag(connection.clone(), tag, self.deadline, &shared.counts));
                     }
-                    while !self.waiting.is_empty() {
-                        let jobs = self.next_batch(cluster);
-                        let mut connection = connection.clone();
-                        calls.push(async move {
-                            let result = match jobs.as_slice() {
-                                [job] => timed(call(&mut connection, &job.message, job.at)).await,
-                                jobs => {
-                                    let mut message = Message::default();
-                                    jobs.iter().for_each(|job| message.append(&job.message));
-                                    let at = jobs.first().and_then(|job| job.at);
-                                    timed(call(&mut connection, &message, at)).await
-                                }
-                            };
-                            (jobs, result)
-                        });
+                }
+                count = self.queue.recv_many(&mut self.waiting, BATCH), if deciding < CALLS && !unused => {
+                    unused = count == 0;
+                    while let Some(jobs) = self.next_batch(cluster) {
+                        deciding += 1;
+                        calls.push(carry(connection.clone(), jobs, &shared));
                     }
+                }
+                chore = self.inbox.recv(), if !tidied && self.chores.len() < CHORES => match chore {
+                    Some(chore) => {
+                        self.chores.push_back(chore);
+                        while self.chores.len() < BATCH && let Ok(chore) = self.inbox.try_recv() {
+                            self.chores.push_back(chore);
+                        }
+                    }
+                    None => tidied = true,
                 }
             }
         }
     }
 
-    /// Jobs that can share a call: of one moment, and of one slot where there are slots. Those whose callers have gone
-    /// away are let go: they have not been charged.
-    fn next_batch(&mut self, cluster: bool) -> Vec<Job> {
-        self.waiting.retain(|job| !job.reply.is_closed());
-        let Some(first) = self.waiting.first() else { return Vec::new() };
+    /// Decisions that can share a call: of one moment, and of one slot where there are slots. Those whose callers have
+    /// gone away are let go: they have not been charged.
+    fn next_batch(&mut self, cluster: bool) -> Option<Vec<Job>> {
+        self.waiting.retain(|job| job.reply.as_ref().is_some_and(|reply| !reply.is_closed()));
+        let first = self.waiting.first()?;
         let (tag, at) = (first.tag, first.at);
         let fits = |job: &mut Job| job.at == at && (!cluster || job.tag == tag);
-        self.waiting.extract_if(.., fits).take(BATCH).collect()
+        Some(self.waiting.extract_if(.., fits).take(BATCH).collect())
     }
+
+    /// Chores that can share a call, and whose part of the store answers.
+    fn next_chores(&mut self, cluster: bool) -> Option<Vec<Job>> {
+        let breakers = &self.shared.breakers;
+        let first = self.chores.iter().find(|job| !breakers.of(job.tag).is_open())?;
+        let (tag, at) = (first.tag, first.at);
+        let mut jobs = Vec::new();
+        let mut rest = VecDeque::with_capacity(self.chores.len());
+        for job in self.chores.drain(..) {
+            if jobs.len() < BATCH && job.at == at && (!cluster || job.tag == tag) {
+                jobs.push(job);
+            } else {
+                rest.push_back(job);
+            }
+        }
+        self.chores = rest;
+        Some(jobs)
+    }
+
+    /// Tells every caller of a call what it is waiting for.
+    fn finish(&mut self, jobs: Vec<Job>, result: Result<Reply, Problem>) -> Result<(), Problem> {
+        let breakers = &self.shared.breakers;
+        match result {
+            Ok(reply) => {
+                let mut numbers = reply.numbers.into_iter();
+                for job in jobs {
+                    breakers.of(job.tag).succeeded();
+                    let own = numbers.by_ref().take(NUMBERS * job.message.items).collect();
+                    let mut answer = Answer::awaited(job.tag, job.message, &self.unclaimed);
+                    answer.arrived(Reply { now: reply.now, numbers: own });
+                    match job.reply {
+                        // If nobody waits for it any more, leases are given back: see `Answer`.
+                        Some(reply) => drop(reply.send(Ok(answer))),
+                        None => drop(answer.claim()),
+                    }
+                }
+                Ok(())
+            }
+            Err(problem) => {
+                let why = problem.describe();
+                for mut job in jobs {
+                    breakers.of(job.tag).failed();
+                    if let Some(reply) = job.reply.take() {
+                        let _ = reply.send(Err(unavailable(&why)));
+                    }
+                    match job.nature {
+                        Nature::Repeatable { attempts: attempts @ 1.. } => {
+                            let nature = Nature::Repeatable { attempts: attempts - 1 };
+                            self.chores.push_back(Job { nature, ..job });
+                        }
+                        // It may have run: what it may have taken and can be named is given back.
+                        Nature::Decision if problem.is_fatal() => {
+                            drop(Answer::awaited(job.tag, job.message, &self.unclaimed));
+                        }
+                        _ => {}
+                    }
+                }
+                Err(problem)
+            }
+        }
+    }
+}
+
+/// Whether the server of a tag answers in time.
+async fn probe_tag(mut connection: Connection, tag: u8, deadline: Duration, counts: &Counts) -> (u8, bool) {
+    let message = Message::only_key(format!("{{{tag:02x}}}").into_bytes());
+    let call = script::call(&mut connection, &message, None, counts);
+    (tag, timeout(deadline, call).await.is_ok_and(|reply| reply.is_ok()))
+}
+
+/// Sends jobs in one call.
+async fn carry(
+    mut connection: Connection,
+    jobs: Vec<Job>,
+    shared: &Shared,
+) -> (Vec<Job>, Result<Reply, Problem>) {
+    shared.calls.fetch_add(1, Ordering::AcqRel);
+    let _call = OnItsWay(&shared.calls);
+    let at = jobs.first().and_then(|job| job.at);
+    let joined;
+    let message = match jobs.as_slice() {
+        [job] => &job.message,
+        jobs => {
+            joined = jobs.iter().fold(Message::default(), |joined, job| joined.followed_by(&job.message));
+            &joined
+        }
+    };
+    let result = timed(script::call(&mut connection, message, at, &shared.counts)).await;
+    (jobs, result)
 }
 
 async fn timed(call: impl Future<Output = RedisResult<Reply>>) -> Result<Reply, Problem> {
@@ -339,101 +654,10 @@ impl Problem {
 
     fn describe(&self) -> String {
         match self {
-            Self::Server(error) => error.to_string(),
+            Self::Server(error) => server::explain(error),
             Self::Silence => format!("no reply within {GIVE_UP:?}"),
         }
     }
-}
-
-/// Tells every caller of a call what it is waiting for.
-fn finish(jobs: Vec<Job>, result: Result<Reply, Problem>, breakers: &Breakers) -> Result<(), Problem> {
-    match result {
-        Ok(reply) => {
-            let mut numbers = reply.numbers.into_iter();
-            for job in jobs {
-                breakers.of(job.tag).succeeded();
-                let own = numbers.by_ref().take(NUMBERS * job.message.items).collect();
-                let _ = job.reply.send(Ok(Reply { now: reply.now, numbers: own }));
-            }
-            Ok(())
-        }
-        Err(problem) => {
-            let why = problem.describe();
-            for job in jobs {
-                breakers.of(job.tag).failed();
-                let _ = job.reply.send(Err(unavailable(&why)));
-            }
-            Err(problem)
-        }
-    }
-}
-
-async fn probe_tag(connection: &mut Connection, tag: u8) -> RedisResult<()> {
-    let mut message = Message::default();
-    message.keys.push(format!("{{{tag:02x}}}").into_bytes());
-    call(connection, &message, None).await.map(|_| ())
-}
-
-/// Runs the script once. If the server does not know it, it is sent along.
-async fn call(connection: &mut Connection, message: &Message, at: Option<Timestamp>) -> RedisResult<Reply> {
-    let argument = message.argument(at);
-    let command = |name: &str, script: &str| {
-        let mut command = Cmd::new();
-        command.arg(name).arg(script).arg(message.keys.len());
-        for key in &message.keys {
-            command.arg(key.as_slice());
-        }
-        command.arg(argument.as_slice());
-        command
-    };
-    let value = run(connection, command).await?;
-    let Value::Array(values) = value else {
-        return Err(RedisError::from((
-            redis::ErrorKind::UnexpectedReturnType,
-            "the script answers with a list",
-        )));
-    };
-    let mut numbers = values.into_iter().map(|value| match value {
-        Value::Int(number) => Ok(number),
-        _ => Err(RedisError::from((
-            redis::ErrorKind::UnexpectedReturnType,
-            "the script answers with integers",
-        ))),
-    });
-    let now = numbers.next().transpose()?.unwrap_or(0);
-    let now = Timestamp::from_nanos(now.unsigned_abs().saturating_mul(1000));
-    Ok(Reply { now, numbers: numbers.collect::<RedisResult<_>>()? })
-}
-
-/// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.
-async fn run(connection: &mut Connection, command: impl Fn(&str, &str) -> Cmd) -> RedisResult<Value> {
-    /// Redirects that are followed; a cluster that sends us round in circles is not asked for ever.
-    const REDIRECTS: u32 = 4;
-    let mut by_name = true;
-    let mut pointed: Option<RedisError> = None;
-    for _ in 0..REDIRECTS {
-        let command =
-            if by_name { command("EVALSHA", script::sha()) } else { command("EVAL", script::SOURCE) };
-        let sent = match &pointed {
-            Some(error) => match connection.send_to(&command, error).await {
-                Some(sent) => sent,
-                None => connection.send(&command).await,
-            },
-            None => connection.send(&command).await,
-        };
-        let error = match sent {
-            Ok(value) => return Ok(value),
-            Err(error) => error,
-        };
-        match error.code() {
-            Some("NOSCRIPT") if by_name => by_name = false,
-            Some("MOVED" | "ASK") => pointed = Some(error),
-            // A slot whose keys are half here and half there.
-            Some("TRYAGAIN") => tokio::time::sleep(Duration::from_millis(2)).await,
-            _ => return Err(error),
-        }
-    }
-    Err(RedisError::from((redis::ErrorKind::Io, "redirected too often")))
 }
 
 /// Anything from nothing to the whole time: those who wait for the same thing do not come back together.

@@ -1,14 +1,93 @@
-//! The script, put together by `build.rs`.
+//! The script, put together by `build.rs`, and one call of it.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
 use sha1_smol::Sha1;
+use tollgate_core::Timestamp;
+
+use crate::address::Connection;
+use crate::stats::Counts;
+use crate::wire::{Message, Reply};
 
 /// The text that the server runs.
-pub(crate) const SOURCE: &str = include_str!(concat!(env!("OUT_DIR"), "/decide.lua"));
+const SOURCE: &str = include_str!(concat!(env!("OUT_DIR"), "/decide.lua"));
 
 /// The name that the server gives it.
-pub(crate) fn sha() -> &'static str {
+fn sha() -> &'static str {
     static SHA: LazyLock<String> = LazyLock::new(|| Sha1::from(SOURCE).hexdigest());
     &SHA
+}
+
+/// Runs the script once. If the server does not know it, it is sent along.
+pub(crate) async fn call(
+    connection: &mut Connection,
+    message: &Message,
+    at: Option<Timestamp>,
+    counts: &Counts,
+) -> RedisResult<Reply> {
+    counts.calls.add(1);
+    let argument = message.argument(at);
+    let command = |name: &str, script: &str| {
+        let mut command = Cmd::new();
+        command.arg(name).arg(script).arg(message.keys.len());
+        for key in &message.keys {
+            command.arg(key.as_slice());
+        }
+        command.arg(argument.as_slice());
+        command
+    };
+    let unexpected = |what| RedisError::from((ErrorKind::UnexpectedReturnType, what));
+    let Value::Array(values) = run(connection, command, counts).await? else {
+        return Err(unexpected("the script answers with a list"));
+    };
+    let mut numbers = values.into_iter().map(|value| match value {
+        Value::Int(number) => Ok(number),
+        _ => Err(unexpected("the script answers with integers")),
+    });
+    let now = numbers.next().transpose()?.unwrap_or(0);
+    let now = Timestamp::from_nanos(now.unsigned_abs().saturating_mul(1000));
+    Ok(Reply { now, numbers: numbers.collect::<RedisResult<_>>()? })
+}
+
+/// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.
+async fn run(
+    connection: &mut Connection,
+    command: impl Fn(&str, &str) -> Cmd,
+    counts: &Counts,
+) -> RedisResult<Value> {
+    /// Redirects that are followed; a cluster that sends us round in circles is not asked for ever.
+    const REDIRECTS: u32 = 6;
+    /// A slot whose keys are half here and half there is whole again soon.
+    const MOVING: Duration = Duration::from_millis(2);
+    let mut by_name = true;
+    let mut pointed: Option<RedisError> = None;
+    for _ in 0..REDIRECTS {
+        let command = if by_name { command("EVALSHA", sha()) } else { command("EVAL", SOURCE) };
+        let sent = match &pointed {
+            Some(error) => match connection.send_to(&command, error).await {
+                Some(sent) => sent,
+                None => connection.send(&command).await,
+            },
+            None => connection.send(&command).await,
+        };
+        let error = match sent {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        match error.code() {
+            Some("NOSCRIPT") if by_name => {
+                counts.script_loads.add(1);
+                by_name = false;
+            }
+            Some("MOVED" | "ASK") => {
+                counts.redirects.add(1);
+                pointed = Some(error);
+            }
+            Some("TRYAGAIN") => tokio::time::sleep(MOVING).await,
+            _ => return Err(error),
+        }
+    }
+    Err(RedisError::from((ErrorKind::Io, "redirected too often")))
 }

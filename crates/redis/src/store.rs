@@ -1,27 +1,73 @@
 //! The store: rules, and what becomes of a charge on its way to the script and back.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::RwLock;
+use tokio::time::Instant;
 use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::KeyRef;
 use tollgate_core::limit::{Ask, Op};
 use tollgate_core::store::{Charge, Rule, Store, StoreError};
 use tollgate_core::{Limit, Nanos, Outcome, Timestamp, Verdict};
 
+use crate::answer::Answer;
 use crate::keys::{FamilyId, Names, Subject, family_id};
 use crate::limits::{Parameters, Room};
-use crate::link::{Link, Status};
-use crate::wire::{Act, Item, Message, Reply};
+use crate::link::{Link, Nature, Status};
+use crate::nodes::{NODES, Nodes};
+use crate::stats::RedisStats;
+use crate::wire::{Act, Item, MAX_ITEMS, Message, Reply};
 
 /// Keeps the states of all limits in Redis, where many processes share them. Clones share rules and connection.
+///
+/// ```no_run
+/// use tollgate_core::store::{Charge, Store};
+/// use tollgate_core::{Limit, Nanos};
+/// use tollgate_redis::RedisStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder("redis://127.0.0.1:6379").secret("the same on every node").build()?;
+/// let limit = Limit::token_bucket(500, 100, Nanos::from_secs(1))?;
+/// let per_user = store.define("per user", limit)?;
+/// let charge = Charge { rule: per_user, key: "alice".into(), ask: 1.into() };
+/// let verdict = store.charge(&[charge], None).await?;
+/// assert!(verdict.allowed);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Alone, this store answers with an error when Redis does not. Put it into a `tollgate::Failsafe`, and each limit does
+/// then what it was told to do.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     names: Names,
-    rules: Arc<RwLock<Rules>>,
-    link: Arc<Link>,
+    rules: RwLock<Rules>,
+    link: Link,
+    nodes: Nodes,
+    warnings: Vec<String>,
+    address: String,
+}
+
+/// How it stands with a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// Why no decision can be had at all, if so.
+    pub problem: Option<String>,
+    /// Whether decisions fail at this moment, all or some of them.
+    pub degraded: bool,
+    /// What works and should be looked at all the same.
+    pub warnings: Vec<String>,
+    /// How many processes use the store, as last known.
+    pub nodes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +78,7 @@ struct Rules {
 
 /// A rule as it is sent.
 #[derive(Debug)]
-struct Known {
+pub(crate) struct Known {
     family: FamilyId,
     parameters: Parameters,
     /// When it changed to these parameters, in microseconds, if a caller said so.
@@ -40,22 +86,110 @@ struct Known {
 }
 
 impl RedisStore {
-    pub(crate) fn new(names: Names, link: Link) -> Self {
-        Self { names, rules: Arc::default(), link: Arc::new(link) }
+    pub(crate) fn new(
+        names: Names,
+        link: Link,
+        heartbeat: Duration,
+        warnings: Vec<String>,
+        address: String,
+    ) -> Self {
+        let nodes = Nodes::new(heartbeat);
+        let inner = Arc::new(Inner { names, rules: RwLock::default(), link, nodes, warnings, address });
+        tokio::spawn(announce(Arc::downgrade(&inner), heartbeat));
+        Self { inner }
     }
 
     /// Waits until the first attempt to reach the servers has come to something. The store need not be waited for: it
     /// connects on its own, and again whenever it has to.
     pub async fn ready(&self) -> Result<(), StoreError> {
-        match self.link.known().await {
+        match self.inner.link.known().await {
             Status::Down(problem) => Err(StoreError::Unavailable(problem)),
-            Status::Up | Status::Connecting => Ok(()),
+            Status::Up(_) | Status::Connecting => Ok(()),
         }
     }
 
-    /// Whether decisions fail at this moment, all or some of them, because servers do not answer.
-    pub fn is_degraded(&self) -> bool {
-        self.link.is_degraded()
+    /// How it stands with the servers.
+    pub fn health(&self) -> Health {
+        let Inner { link, nodes, warnings, .. } = &*self.inner;
+        let mut warnings = warnings.clone();
+        let problem = match link.status() {
+            Status::Down(problem) => Some(problem),
+            Status::Connecting => Some("not connected yet".to_owned()),
+            Status::Up(more) => {
+                warnings.extend(more);
+                None
+            }
+        };
+        Health { degraded: problem.is_some() || link.is_degraded(), problem, warnings, nodes: nodes.count() }
+    }
+
+    /// Where the servers are, without the password.
+    pub fn address(&self) -> &str {
+        &self.inner.address
+    }
+
+    /// For a process that ends: tells the store so, and waits until leases that were to be given back have been, no longer
+    /// than the deadline of a decision. Without it, others count this process for some seconds more.
+    pub async fn close(&self) {
+        self.inner.nodes.leave();
+        let (tag, message) = self.inner.to_nodes(Act::Refund);
+        let link = &self.inner.link;
+        let _ = link.chore(tag, message, None, Nature::REPEATABLE, link.deadline()).await;
+    }
+
+    /// What the store has counted.
+    pub fn stats(&self) -> RedisStats {
+        self.inner.link.counts().read()
+    }
+}
+
+/// Tells the store again and again that this process uses it, and learns how many do.
+async fn announce(store: Weak<Inner>, heartbeat: Duration) {
+    loop {
+        let Some(inner) = store.upgrade().filter(|inner| !inner.nodes.has_left()) else { return };
+        let known = inner.announce().await;
+        drop(inner);
+        // Not all at once, and after a failure soon again.
+        let wait = if known { heartbeat } else { heartbeat.min(Duration::from_secs(1)) };
+        tokio::time::sleep(wait.mul_f64(0.8 + 0.2 * rand::random::<f64>())).await;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.nodes.has_left() {
+            let (tag, message) = self.to_nodes(Act::Refund);
+            self.link.chore_later(tag, message);
+        }
+    }
+}
+
+impl Inner {
+    /// Something about this node, and where to send it.
+    fn to_nodes(&self, act: Act) -> (u8, Message) {
+        let subject = self.names.subject(NODES);
+        let rule = self.nodes.rule();
+        let mut message = Message::default();
+        message.begin_group(1);
+        message.push(item(rule, act, self.nodes.lease(), self.keys(subject, rule)));
+        (subject.tag(), message)
+    }
+
+    /// Whether the store has heard it.
+    async fn announce(&self) -> bool {
+        let (tag, message) = self.to_nodes(Act::Charge);
+        let answer = self.link.call(tag, message, None, self.link.deadline()).await;
+        let Ok(reply) = answer.map(Answer::claim) else { return false };
+        let (Some(outcome), Some(is_new)) = (reply.outcomes().next(), reply.taken().next()) else {
+            return false;
+        };
+        if self.nodes.heard(outcome, is_new) {
+            self.link.counts().states_lost.add(1);
+            tracing::warn!(
+                "the store in Redis has forgotten what it knew (flushed, restarted, or failed over): limits start anew"
+            );
+        }
+        true
     }
 
     fn rule(&self, rule: Rule) -> Result<Arc<Known>, StoreError> {
@@ -85,7 +219,16 @@ impl RedisStore {
         let mut message = Message::default();
         message.begin_group(1);
         message.push(item(&known, act, ask, self.keys(subject, &known)));
-        self.link.call(subject.tag(), message, at).await
+        let (tag, deadline) = (subject.tag(), self.link.deadline());
+        let on_lease =
+            known.parameters.room().is_leased() && matches!(act, Act::Refund | Act::Undo | Act::Renew);
+        let reply = if on_lease {
+            self.link.chore(tag, message, at, Nature::REPEATABLE, deadline).await?
+        } else {
+            self.link.call(tag, message, at, deadline).await?.claim()
+        };
+        self.link.counts().decided.add(1);
+        Ok(reply)
     }
 }
 
@@ -110,21 +253,14 @@ impl Part {
     }
 }
 
-impl RedisStore {
-    /// Does one thing to several limits in one call, all or nothing.
-    async fn send(
-        &self,
-        tag: u8,
-        act: Act,
-        parts: &[&Part],
-        at: Option<Timestamp>,
-    ) -> Result<Reply, StoreError> {
+impl Inner {
+    fn message(&self, act: Act, parts: &[&Part]) -> Message {
         let mut message = Message::default();
         message.begin_group(parts.len());
         for part in parts {
             message.push(item(&part.known, act, part.ask, self.keys(part.subject, &part.known)));
         }
-        self.link.call(tag, message, at).await
+        message
     }
 
     /// Charges that live in different slots: the first subject's own, because it refuses most often and then nobody else
@@ -133,6 +269,7 @@ impl RedisStore {
         &self,
         parts: &[Part],
         at: Option<Timestamp>,
+        deadline: Instant,
     ) -> Result<Vec<Outcome>, StoreError> {
         let mut groups: Vec<(u8, Vec<usize>)> = Vec::new();
         for (index, part) in parts.iter().enumerate() {
@@ -142,58 +279,54 @@ impl RedisStore {
             }
         }
         let of = |group: &[usize]| group.iter().filter_map(|&index| parts.get(index)).collect::<Vec<&Part>>();
-        let mut outcomes = vec![Outcome::allow(u64::MAX, 0); parts.len()];
-        let mut done: Vec<(&(u8, Vec<usize>), Reply)> = Vec::new();
+        let mut done: Vec<(&(u8, Vec<usize>), Answer)> = Vec::new();
         let mut failed = None;
-        let Some((first, rest)) = groups.split_first() else { return Ok(outcomes) };
+        let mut refused = false;
+        let Some((first, rest)) = groups.split_first() else { return Ok(Vec::new()) };
         for some in [std::slice::from_ref(first), rest] {
-            let replies = some.iter().map(|(tag, group)| {
-                let parts = of(group);
-                async move { self.send(*tag, Act::Charge, &parts, at).await }
+            let answers = some.iter().map(|(tag, group)| {
+                self.link.call(*tag, self.message(Act::Charge, &of(group)), at, deadline)
             });
-            for (group, reply) in some.iter().zip(join_all(replies).await) {
-                match reply {
-                    Ok(reply) => done.push((group, reply)),
+            for (group, answer) in some.iter().zip(join_all(answers).await) {
+                match answer {
+                    Ok(answer) => done.push((group, answer)),
                     Err(error) => failed = Some(error),
                 }
             }
-            let refused = done.iter().any(|(_, reply)| reply.outcomes().any(|outcome| !outcome.allowed));
+            let refuses = |answer: &Answer| answer.reply().is_none_or(|reply| !reply.is_allowed());
+            refused = done.iter().any(|(_, answer)| refuses(answer));
             if refused || failed.is_some() {
                 break;
             }
         }
+        let done: Vec<_> = done.into_iter().map(|(group, answer)| (group, answer.claim())).collect();
+        let mut outcomes = vec![Outcome::allow(u64::MAX, 0); parts.len()];
         for ((_, group), reply) in &done {
-            for (&index, outcome) in group.iter().zip(reply.outcomes()) {
-                if let Some(place) = outcomes.get_mut(index) {
-                    *place = outcome;
-                }
-            }
+            put(&mut outcomes, group.iter().copied().zip(reply.outcomes()));
         }
-        if failed.is_none() && outcomes.iter().all(|outcome| outcome.allowed) {
+        if !refused && failed.is_none() {
             return Ok(outcomes);
         }
         // Never without a reply that says it was taken, and never twice.
-        let passed = done.iter().filter(|(_, reply)| reply.outcomes().all(|outcome| outcome.allowed));
+        let passed = done.iter().filter(|(_, reply)| reply.is_allowed());
         let undone = passed.map(|((tag, group), reply)| async move {
             let taken = group.iter().zip(reply.taken()).filter(|(_, taken)| *taken).map(|(&index, _)| index);
             let (indices, back): (Vec<usize>, Vec<Part>) =
                 taken.filter_map(|index| Some((index, parts.get(index)?.given_back(reply.now)))).unzip();
-            let back: Vec<&Part> = back.iter().collect();
             if back.is_empty() {
                 return Vec::new();
             }
+            let message = self.message(Act::Undo, &back.iter().collect::<Vec<_>>());
             // If it cannot be given back now, it comes back by itself with time.
-            match self.send(*tag, Act::Undo, &back, at).await {
+            match self.link.chore(*tag, message, at, Nature::Once, deadline).await {
                 Ok(reply) => indices.into_iter().zip(reply.outcomes().collect::<Vec<_>>()).collect(),
                 Err(_) => Vec::new(),
             }
         });
         // What is told of those that were charged for a moment is how they stand now.
-        for (index, left) in join_all(undone).await.into_iter().flatten() {
-            if let Some(place) = outcomes.get_mut(index) {
-                *place = Outcome { allowed: true, retry_after: Some(Nanos::ZERO), ..left };
-            }
-        }
+        let stand =
+            |(index, left)| (index, Outcome { allowed: true, retry_after: Some(Nanos::ZERO), ..left });
+        put(&mut outcomes, join_all(undone).await.into_iter().flatten().map(stand));
         match failed {
             Some(error) => Err(error),
             None => Ok(outcomes),
@@ -201,9 +334,24 @@ impl RedisStore {
     }
 }
 
+fn put(outcomes: &mut [Outcome], some: impl Iterator<Item = (usize, Outcome)>) {
+    for (index, outcome) in some {
+        if let Some(place) = outcomes.get_mut(index) {
+            *place = outcome;
+        }
+    }
+}
+
 fn item(known: &Known, act: Act, ask: Ask, keys: (Vec<u8>, Option<Vec<u8>>)) -> Item<'_> {
     let Known { family, parameters, since } = known;
     Item { family: *family, parameters, since: *since, act, ask, keys }
+}
+
+impl Known {
+    /// A rule that never changes.
+    pub(crate) fn new(family: &str, parameters: Parameters) -> Self {
+        Self { family: family_id(family), parameters, since: None }
+    }
 }
 
 impl Rules {
@@ -223,7 +371,7 @@ impl Store for RedisStore {
     fn define(&self, family: &str, limit: Limit) -> Result<Rule, StoreError> {
         let parameters = Parameters::of(&limit)?;
         let family = family_id(family);
-        let mut rules = self.rules.write();
+        let mut rules = self.inner.rules.write();
         let name = fingerprint(family, &parameters);
         if let Some(&number) = rules.by_name.get(&name) {
             return Ok(Rule(number));
@@ -235,7 +383,7 @@ impl Store for RedisStore {
 
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         let parameters = Parameters::of(&limit)?;
-        let mut rules = self.rules.write();
+        let mut rules = self.inner.rules.write();
         rules.by_name.retain(|_, number| *number != rule.0);
         let place = rules.known.get_mut(rule.0 as usize).ok_or(StoreError::UnknownRule(rule))?;
         let since = at.map(|at| at.as_nanos() / 1000);
@@ -244,12 +392,14 @@ impl Store for RedisStore {
     }
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
+        let inner = &*self.inner;
+        let deadline = inner.link.deadline();
         let mut merged: Vec<Part> = Vec::with_capacity(charges.len());
         let mut places = Vec::with_capacity(charges.len());
         for charge in charges {
-            let known = self.rule(charge.rule)?;
-            let subject = self.names.subject(charge.key);
-            let leased = matches!(known.parameters.room(), Room::Leases | Room::Fleet);
+            let known = inner.rule(charge.rule)?;
+            let subject = inner.names.subject(charge.key);
+            let leased = known.parameters.room().is_leased();
             let same = |part: &Part| {
                 part.rule == charge.rule
                     && part.subject == subject
@@ -266,22 +416,27 @@ impl Store for RedisStore {
                 }
             }
         }
-        let outcomes = if self.link.has_slots()
-            && merged.windows(2).any(|pair| matches!(pair, [a, b] if a.tag() != b.tag()))
-        {
-            self.charge_by_slot(&merged, at).await?
-        } else {
-            let parts: Vec<&Part> = merged.iter().collect();
-            match parts.first() {
-                Some(first) => self.send(first.tag(), Act::Charge, &parts, at).await?.outcomes().collect(),
-                None => Vec::new(),
+        if merged.len() > MAX_ITEMS {
+            let problem = format!("a call may have {MAX_ITEMS} limits, not {}", merged.len());
+            return Err(StoreError::Unavailable(problem));
+        }
+        let apart = |pair: &[Part]| matches!(pair, [a, b] if a.tag() != b.tag());
+        let outcomes = match merged.first() {
+            None => Vec::new(),
+            Some(_) if inner.link.has_slots() && merged.windows(2).any(apart) => {
+                inner.charge_by_slot(&merged, at, deadline).await?
+            }
+            Some(first) => {
+                let message = inner.message(Act::Charge, &merged.iter().collect::<Vec<_>>());
+                inner.link.call(first.tag(), message, at, deadline).await?.claim().outcomes().collect()
             }
         };
+        inner.link.counts().decided.add(1);
         Ok(Verdict::of(places.into_iter().filter_map(|place| outcomes.get(place).copied()).collect()))
     }
 
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
-        let reply = self.act(op.into(), charge.rule, charge.key, charge.ask, at).await?;
+        let reply = self.inner.act(op.into(), charge.rule, charge.key, charge.ask, at).await?;
         reply
             .outcomes()
             .next()
@@ -289,7 +444,7 @@ impl Store for RedisStore {
     }
 
     async fn reset(&self, rule: Rule, key: KeyRef<'_>) -> Result<(), StoreError> {
-        self.act(Act::Forget, rule, key, Ask::from(0), None).await.map(|_| ())
+        self.inner.act(Act::Forget, rule, key, Ask::from(0), None).await.map(|_| ())
     }
 
     async fn in_progress(
@@ -298,7 +453,22 @@ impl Store for RedisStore {
         key: KeyRef<'_>,
         at: Option<Timestamp>,
     ) -> Result<InProgress, StoreError> {
-        let reply = self.act(Act::Count, rule, key, Ask::from(0), at).await?;
+        let reply = self.inner.act(Act::Count, rule, key, Ask::from(0), at).await?;
         Ok(reply.in_progress())
+    }
+
+    fn give_back(&self, charge: Charge<'_>) {
+        let Ok(known) = self.inner.rule(charge.rule) else { return };
+        let subject = self.inner.names.subject(charge.key);
+        let part = Part { rule: charge.rule, known, subject, ask: charge.ask };
+        self.inner.link.chore_later(subject.tag(), self.inner.message(Act::Refund, &[&part]));
+    }
+
+    fn answers_for(&self, key: KeyRef<'_>) -> bool {
+        !self.inner.link.is_open(self.inner.names.subject(key).tag())
+    }
+
+    fn nodes(&self) -> u64 {
+        self.inner.nodes.count()
     }
 }

@@ -1,7 +1,7 @@
 //! What is sent to the script and what comes back.
 //!
 //! A call is `EVALSHA <sha> <keys> <argument>`. The argument is binary, little-endian: the time in microseconds (-1: the
-//! server's own), then for each group the number of its items, then the items:
+//! server's own), then for each group the number of its items (u16), then the items:
 //!
 //! ```text
 //! family    8 bytes      the record's first 33 bytes, as they are
@@ -21,7 +21,7 @@ use tollgate_core::limit::{Ask, Op};
 use tollgate_core::{Nanos, Outcome, Timestamp};
 
 use crate::keys::FamilyId;
-use crate::limits::{CRITICAL, Parameters, Room, double};
+use crate::limits::{CRITICAL, Parameters, Room, double, is_leased};
 
 /// The groups of one call: keys, and the argument but for the time.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,8 @@ pub(crate) struct Message {
     pub(crate) items: usize,
     /// Where the positions of keys stand in `groups`.
     positions: Vec<usize>,
+    /// Whether leases are taken.
+    takes_leases: bool,
 }
 
 /// What is done with a state. The first five are [`Op`]s.
@@ -69,13 +71,30 @@ pub(crate) struct Item<'a> {
     pub(crate) keys: (Vec<u8>, Option<Vec<u8>>),
 }
 
+/// Items that a group may have.
+pub(crate) const MAX_ITEMS: usize = u16::MAX as usize / 2;
+
 /// Numbers of an item in the reply.
 pub(crate) const NUMBERS: usize = 5;
 
+/// Bytes of an item, and where its kind and its op stand.
+const ITEM: usize = 84;
+const KIND: usize = 8;
+const OP: usize = 33;
+
 impl Message {
+    /// A message that does nothing, but to the server of a key.
+    pub(crate) fn only_key(key: Vec<u8>) -> Self {
+        Self { keys: vec![key], ..Self::default() }
+    }
+
+    pub(crate) fn takes_leases(&self) -> bool {
+        self.takes_leases
+    }
+
     pub(crate) fn begin_group(&mut self, items: usize) {
-        // A group has at most 255 limits: the store sees to it.
-        self.groups.push(u8::try_from(items).unwrap_or(u8::MAX));
+        // The store sees to it that they are no more.
+        self.groups.extend_from_slice(&u16::try_from(items).unwrap_or(u16::MAX).to_le_bytes());
     }
 
     pub(crate) fn push(&mut self, item: Item<'_>) {
@@ -83,6 +102,7 @@ impl Message {
         let position = self.position(keys);
         let micros = |nanos: Option<u64>| nanos.map_or(-1.0, double);
         let critical = parameters.room() == Room::Fleet && ask.critical;
+        self.takes_leases |= act == Act::Charge && parameters.room().is_leased();
         let extra = if critical { parameters.extra + CRITICAL } else { parameters.extra };
         self.groups.extend_from_slice(&family);
         self.groups.push(parameters.kind);
@@ -113,8 +133,8 @@ impl Message {
         u16::try_from(position + 1).unwrap_or(u16::MAX)
     }
 
-    /// Puts another message's groups behind this one's.
-    pub(crate) fn append(&mut self, other: &Self) {
+    /// This message with another one's groups behind its own.
+    pub(crate) fn followed_by(mut self, other: &Self) -> Self {
         let shift = u16::try_from(self.keys.len()).unwrap_or(u16::MAX);
         let start = self.groups.len();
         self.groups.extend_from_slice(&other.groups);
@@ -130,6 +150,38 @@ impl Message {
         }
         self.keys.extend_from_slice(&other.keys);
         self.items += other.items;
+        self.takes_leases |= other.takes_leases;
+        self
+    }
+
+    /// What gives back the leases that this message has taken by its reply, or may have taken if there is none.
+    pub(crate) fn giving_back_leases(&self, reply: Option<&Reply>) -> Option<Self> {
+        let mut taken = reply.map(Reply::taken);
+        let mut back = Self::default();
+        let mut items = Vec::new();
+        let mut rest = self.groups.as_slice();
+        while let Some((count, group)) = rest.split_first_chunk() {
+            let (group, behind) = group.split_at_checked(usize::from(u16::from_le_bytes(*count)) * ITEM)?;
+            rest = behind;
+            for item in group.chunks_exact(ITEM) {
+                let is_taken = taken.as_mut().is_none_or(|taken| taken.next().unwrap_or(false));
+                let (kind, op) = (item.get(KIND).copied()?, item.get(OP).copied()?);
+                if is_taken && op == Act::Charge as u8 && is_leased(kind) {
+                    let start = items.len();
+                    items.extend_from_slice(item);
+                    *items.get_mut(start + OP)? = Act::Undo as u8;
+                    back.positions.push(2 + start + OP + 1);
+                    back.items += 1;
+                }
+            }
+        }
+        if back.items == 0 {
+            return None;
+        }
+        back.begin_group(back.items);
+        back.groups.extend_from_slice(&items);
+        back.keys.clone_from(&self.keys);
+        Some(back)
     }
 
     /// The script's argument, at a time of the caller's own or at the server's.
@@ -143,7 +195,7 @@ impl Message {
 }
 
 /// What the script answered to one message.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Reply {
     /// When it was decided.
     pub(crate) now: Timestamp,
@@ -164,6 +216,11 @@ impl Reply {
         })
     }
 
+    /// Whether everything was allowed.
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.outcomes().all(|outcome| outcome.allowed)
+    }
+
     /// For each item, whether something was taken that an undo would have to give back.
     pub(crate) fn taken(&self) -> impl Iterator<Item = bool> + '_ {
         self.numbers.as_chunks::<NUMBERS>().0.iter().map(|&[allowed, ..]| allowed == 1)
@@ -182,4 +239,48 @@ impl Reply {
 
 fn nanos(micros: i64) -> Nanos {
     Nanos::new(micros.unsigned_abs().saturating_mul(1000))
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::Limit;
+    use tollgate_core::concurrency::LeaseId;
+
+    use super::*;
+
+    fn push(message: &mut Message, limit: &Limit, act: Act, key: &str) {
+        let parameters = Parameters::of(limit).unwrap();
+        let keys = (key.as_bytes().to_vec(), None);
+        let ask = Ask { lease: LeaseId(7), ..Ask::from(2) };
+        message.push(Item { family: [1; 8], parameters: &parameters, since: None, act, ask, keys });
+    }
+
+    #[test]
+    fn only_leases_that_were_taken_are_given_back() {
+        let rate = Limit::token_bucket(5, 1, Nanos::from_secs(1)).unwrap();
+        let leases = Limit::leases(5, Nanos::from_secs(1)).unwrap();
+        let mut message = Message::default();
+        message.begin_group(3);
+        push(&mut message, &rate, Act::Charge, "rates");
+        push(&mut message, &leases, Act::Charge, "some");
+        push(&mut message, &leases, Act::Charge, "others");
+        assert!(message.takes_leases());
+
+        let reply = |taken: [i64; 3]| {
+            let numbers = taken.iter().flat_map(|allowed| [*allowed, 0, 0, 0, 0]).collect();
+            Reply { now: Timestamp::ZERO, numbers }
+        };
+        let mut expected = Message::default();
+        expected.begin_group(1);
+        push(&mut expected, &leases, Act::Undo, "others");
+        // The second lease was held before, so it is not this call's to give back.
+        let back = message.giving_back_leases(Some(&reply([1, 2, 1]))).unwrap();
+        let key = usize::from(back.groups[back.positions[0]]) - 1;
+        assert_eq!((back.items, back.keys[key].as_slice()), (1, &b"others"[..]));
+        assert_eq!(back.groups[2 + OP], Act::Undo as u8);
+        assert_eq!(back.groups[..back.positions[0]], expected.groups[..expected.positions[0]]);
+        assert!(message.giving_back_leases(Some(&reply([0, 0, 0]))).is_none());
+        assert_eq!(message.giving_back_leases(None).unwrap().items, 2);
+        assert!(!back.takes_leases());
+    }
 }

@@ -8,8 +8,16 @@
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
+mod cluster;
 mod port;
+mod proxy;
 mod redis;
+mod sentinel;
+mod tls;
 
+pub use cluster::{Cluster, Move};
 pub use port::free_port;
-pub use redis::{Cluster, Flavour, RedisServer, Sentinel};
+pub use proxy::Proxy;
+pub use redis::{Flavour, RedisServer};
+pub use sentinel::Sentinel;
+pub use tls::TlsServer;

@@ -1,9 +1,9 @@
-//! Redis and Valkey: one server, a cluster, a pair with a sentinel.
+//! Redis and Valkey: one server.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
@@ -16,40 +16,41 @@ use crate::free_port;
 pub enum Flavour {
     /// `redis-server`.
     Redis,
-    /// `valkey-server`, where it is installed; its path may stand in `VALKEY_SERVER`.
+    /// `valkey-server`: the one named by `VALKEY_SERVER`, or the one on `PATH`, or the one that `make setup` installs.
     Valkey,
 }
 
 /// A server. It is killed when dropped.
 #[derive(Debug)]
 pub struct RedisServer {
-    port: u16,
-    dir: PathBuf,
-    program: String,
-    arguments: Vec<String>,
-    process: Option<Child>,
+    pub(crate) port: u16,
+    pub(crate) dir: PathBuf,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) process: Option<Child>,
 }
+
+/// Where scripts/setup.sh puts what no package brings.
+const TOOLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/bin");
 
 /// How long a server may take to start or to notice something.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Flavour {
-    fn program(self) -> String {
+    fn program(self) -> PathBuf {
         match self {
-            Self::Redis => "redis-server".to_owned(),
-            Self::Valkey => std::env::var("VALKEY_SERVER").unwrap_or_else(|_| "valkey-server".to_owned()),
+            Self::Redis => PathBuf::from("redis-server"),
+            Self::Valkey => std::env::var_os("VALKEY_SERVER")
+                .map(PathBuf::from)
+                .or_else(|| on_path("valkey-server"))
+                .unwrap_or_else(|| Path::new(TOOLS).join("valkey-server")),
         }
     }
+}
 
-    /// Whether the server is installed.
-    pub fn is_installed(self) -> bool {
-        Command::new(self.program())
-            .arg("--version")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok()
-    }
+fn on_path(program: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
 impl RedisServer {
@@ -60,15 +61,19 @@ impl RedisServer {
 
     /// A server with further arguments.
     pub fn start_with(flavour: Flavour, arguments: &[&str]) -> Self {
+        let mut server = Self::prepare(flavour);
+        server.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        server.restart();
+        server
+    }
+
+    /// A server with a port and a folder that does not run yet.
+    pub(crate) fn prepare(flavour: Flavour) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let port = free_port();
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("tollgate-{}-{number}", std::process::id()));
         fs::create_dir_all(&dir).expect("a folder for the server");
-        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let mut server = Self { port, dir, program: flavour.program(), arguments, process: None };
-        server.restart();
-        server
+        Self { port: free_port(), dir, program: flavour.program(), arguments: Vec::new(), process: None }
     }
 
     /// The port that it listens on.
@@ -79,6 +84,15 @@ impl RedisServer {
     /// Its address.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The address of its Unix socket.
+    pub fn unix_url(&self) -> String {
+        format!("redis+unix://{}", self.socket())
+    }
+
+    fn socket(&self) -> String {
+        format!("{}/redis.sock", self.dir.to_str().expect("a plain path"))
     }
 
     /// Its process.
@@ -109,13 +123,14 @@ impl RedisServer {
                 &self.port.to_string(),
             ])
             .args(["--dir", self.dir.to_str().expect("a plain path")])
+            .args(["--unixsocket", &self.socket(), "--unixsocketperm", "700"])
             .args(["--cluster-config-file", &format!("nodes-{}.conf", self.port)])
             .args(&self.arguments)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
         let process =
-            process.unwrap_or_else(|error| panic!("{}: {error}; `make setup` installs it", self.program));
+            process.unwrap_or_else(|error| panic!("{:?}: {error}; `make setup` installs it", self.program));
         self.process = Some(process);
         wait_until("the server answers", || self.try_command(&["PING"]).is_ok());
     }
@@ -152,10 +167,14 @@ impl RedisServer {
             message.push_str(&format!("${}\r\n{word}\r\n", word.len()));
         }
         stream.write_all(message.as_bytes())?;
-        stream.shutdown(std::net::Shutdown::Write)?;
         let mut reply = Vec::new();
-        stream.read_to_end(&mut reply)?;
+        read_reply(&mut BufReader::new(stream), &mut reply)?;
         Ok(String::from_utf8_lossy(&reply).into_owned())
+    }
+
+    /// Whether it answers, and as a primary.
+    pub fn is_primary(&self) -> bool {
+        self.try_command(&["INFO", "replication"]).is_ok_and(|info| info.contains("role:master"))
     }
 
     /// A number from `INFO`.
@@ -173,119 +192,29 @@ impl Drop for RedisServer {
     }
 }
 
+/// Reads one reply, and no further.
+fn read_reply(from: &mut impl BufRead, reply: &mut Vec<u8>) -> std::io::Result<()> {
+    let start = reply.len();
+    from.read_until(b'\n', reply)?;
+    let line = String::from_utf8_lossy(&reply[start..]).into_owned();
+    let Some(line) = line.strip_suffix("\r\n") else { return Err(ErrorKind::UnexpectedEof.into()) };
+    if let Some(length) = line.strip_prefix('$').and_then(|length| length.parse::<usize>().ok()) {
+        let start = reply.len();
+        reply.resize(start + length + "\r\n".len(), 0);
+        from.read_exact(&mut reply[start..])?;
+    } else if let Some(count) = line.strip_prefix('*').and_then(|count| count.parse::<usize>().ok()) {
+        for _ in 0..count {
+            read_reply(from, reply)?;
+        }
+    }
+    Ok(())
+}
+
 /// Waits for something that takes real time elsewhere.
-fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happens() {
         assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
         sleep(Duration::from_millis(20));
-    }
-}
-
-/// Three primaries, each with a replica.
-#[derive(Debug)]
-pub struct Cluster {
-    nodes: Vec<RedisServer>,
-}
-
-impl Cluster {
-    /// A cluster that serves all slots, and whose replicas have caught up.
-    pub fn start(flavour: Flavour) -> Self {
-        let arguments = [
-            "--cluster-enabled",
-            "yes",
-            "--cluster-node-timeout",
-            "1000",
-            "--cluster-require-full-coverage",
-            "no",
-        ];
-        let nodes: Vec<_> = (0..6).map(|_| RedisServer::start_with(flavour, &arguments)).collect();
-        let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port()));
-        let created = Command::new("redis-cli")
-            .args(["--cluster", "create"])
-            .args(addresses)
-            .args(["--cluster-replicas", "1", "--cluster-yes"])
-            .output()
-            .expect("redis-cli; `make setup` installs it");
-        assert!(created.status.success(), "{}", String::from_utf8_lossy(&created.stdout));
-        let cluster = Self { nodes };
-        wait_until("the cluster is whole", || cluster.is_whole());
-        cluster
-    }
-
-    fn is_whole(&self) -> bool {
-        self.nodes.iter().all(|node| {
-            let info = node.command(&["CLUSTER", "INFO"]);
-            let replication = node.command(&["INFO", "replication"]);
-            info.contains("cluster_state:ok")
-                && (replication.contains("role:master") || replication.contains("master_link_status:up"))
-        })
-    }
-
-    /// The address of all nodes.
-    pub fn url(&self) -> String {
-        let nodes: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis-cluster://{}", nodes.join(","))
-    }
-
-    /// All nodes.
-    pub fn nodes_mut(&mut self) -> &mut [RedisServer] {
-        &mut self.nodes
-    }
-
-    /// The nodes that are primaries at this moment.
-    pub fn primaries_mut(&mut self) -> impl Iterator<Item = &mut RedisServer> {
-        self.nodes.iter_mut().filter(|node| {
-            node.try_command(&["INFO", "replication"]).is_ok_and(|info| info.contains("role:master"))
-        })
-    }
-}
-
-/// A primary and a replica, watched over by a sentinel.
-#[derive(Debug)]
-pub struct Sentinel {
-    /// The primary at the start.
-    pub primary: RedisServer,
-    /// Its replica at the start.
-    pub replica: RedisServer,
-    sentinel: RedisServer,
-}
-
-impl Sentinel {
-    /// A pair whose sentinel knows both.
-    pub fn start() -> Self {
-        let primary = RedisServer::start();
-        let from = primary.port().to_string();
-        let replica = RedisServer::start_with(Flavour::Redis, &["--replicaof", "127.0.0.1", &from]);
-        wait_until("the replica has caught up", || {
-            replica.command(&["INFO", "replication"]).contains("master_link_status:up")
-        });
-        let port = free_port();
-        let dir = std::env::temp_dir().join(format!("tollgate-{}-sentinel-{port}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a folder for the sentinel");
-        let settings = format!(
-            "port {port}\nbind 127.0.0.1\nsentinel monitor tollgate 127.0.0.1 {from} 1\n\
-             sentinel down-after-milliseconds tollgate 1000\nsentinel failover-timeout tollgate 3000\n"
-        );
-        let file = dir.join("sentinel.conf");
-        fs::write(&file, settings).expect("a file for the sentinel");
-        let process = Command::new("redis-sentinel")
-            .arg(&file)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-sentinel; `make setup` installs it");
-        let sentinel =
-            RedisServer { port, dir, program: String::new(), arguments: Vec::new(), process: Some(process) };
-        wait_until("the sentinel knows the replica", || {
-            let replicas = sentinel.try_command(&["SENTINEL", "REPLICAS", "tollgate"]);
-            replicas.is_ok_and(|list| list.contains(&replica.port().to_string()))
-        });
-        Self { primary, replica, sentinel }
-    }
-
-    /// The address that leads to whoever is the primary.
-    pub fn url(&self) -> String {
-        format!("redis-sentinel://127.0.0.1:{}/tollgate", self.sentinel.port)
     }
 }

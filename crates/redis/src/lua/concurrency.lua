@@ -53,6 +53,8 @@
           end
           if op <= 3 then
             for i = 1, c do call('ZREM', mine, members[i]) end
+            -- Nothing is held any more: nothing is kept.
+            if call('ZCARD', mine) == 1 and call('ZSCORE', mine, 't') then call('DEL', mine) end
             if mine == z then others = others - c else criticals = criticals - c end
           else
             local ends = n + p2

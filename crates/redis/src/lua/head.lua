@@ -27,7 +27,7 @@ local reply, last = { now }, 1
 local size = #arg
 while at <= size do
   local count
-  count, at = unpack('<B', arg, at)
+  count, at = unpack('<I2', arg, at)
   local first, all = last, true
   -- Per item: what to do if the whole group passes, and the answer if it does.
   local act, key, value, remaining_after, reset_after_it = {}, {}, {}, {}, {}

@@ -1,0 +1,128 @@
+//! How many processes use the store: each of them holds a lease, and renews it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tollgate_core::Outcome;
+use tollgate_core::concurrency::LeaseId;
+use tollgate_core::key::{KeyRef, Kind};
+use tollgate_core::limit::Ask;
+
+use crate::limits::Parameters;
+use crate::store::Known;
+
+/// Under which all nodes of a store hold their leases.
+pub(crate) const NODES: KeyRef<'static> = KeyRef { kind: Kind::Bytes, bytes: b"tollgate nodes" };
+
+/// More than anybody runs.
+const MOST: u64 = 1 << 20;
+
+/// Heartbeats for which a node that has gone still counts, and for which the largest number counts.
+const BEATS: u32 = 3;
+
+/// This node, and how many there are.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    rule: Known,
+    lease: LeaseId,
+    lasts: Duration,
+    count: AtomicU64,
+    seen: Mutex<Seen>,
+    left: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// The last few numbers. The largest counts: a store that comes back empty hears of its nodes one by one.
+    counts: [u64; BEATS as usize + 1],
+    next: usize,
+    heard: Option<Instant>,
+}
+
+impl Nodes {
+    pub(crate) fn new(heartbeat: Duration) -> Self {
+        let lasts = heartbeat.saturating_mul(BEATS);
+        Self {
+            rule: Known::new("tollgate nodes", Parameters::leases(MOST, lasts)),
+            lease: LeaseId(rand::random()),
+            lasts,
+            count: AtomicU64::new(1),
+            seen: Mutex::default(),
+            left: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn rule(&self) -> &Known {
+        &self.rule
+    }
+
+    pub(crate) fn lease(&self) -> Ask {
+        Ask { lease: self.lease, ..Ask::from(1) }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// From now on this node is not announced any more.
+    pub(crate) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// Takes note of the store's answer. Whether the store has forgotten this node.
+    pub(crate) fn heard(&self, outcome: Outcome, is_new: bool) -> bool {
+        let mut seen = self.seen.lock();
+        let now = Instant::now();
+        let known = seen.heard.replace(now).is_some_and(|heard| now.duration_since(heard) < self.lasts);
+        let next = seen.next % seen.counts.len();
+        seen.next = next + 1;
+        if let Some(place) = seen.counts.get_mut(next) {
+            *place = MOST - outcome.remaining.min(MOST - 1);
+        }
+        self.count.store(seen.counts.iter().copied().max().unwrap_or(1).max(1), Ordering::Relaxed);
+        known && is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(nodes: u64) -> Outcome {
+        Outcome::allow(MOST - nodes, 0)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_largest_of_the_last_numbers_counts() {
+        let nodes = Nodes::new(Duration::from_secs(5));
+        assert_eq!(nodes.count(), 1);
+        assert!(!nodes.heard(of(12), true));
+        assert_eq!(nodes.count(), 12);
+        // The store comes back empty, and the others announce themselves again within a few heartbeats.
+        for _ in 0..BEATS {
+            tokio::time::advance(Duration::from_secs(5)).await;
+            assert!(!nodes.heard(of(1), false));
+            assert_eq!(nodes.count(), 12);
+        }
+        assert!(!nodes.heard(of(2), false));
+        assert_eq!(nodes.count(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_forgets_a_lease_which_cannot_have_expired_has_lost_its_state() {
+        let nodes = Nodes::new(Duration::from_secs(5));
+        assert!(!nodes.heard(of(1), true), "the first time it is new to everybody");
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(!nodes.heard(of(1), false));
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(nodes.heard(of(1), true));
+        tokio::time::advance(Duration::from_secs(15)).await;
+        assert!(!nodes.heard(of(1), true), "it has expired");
+    }
+}
