@@ -51,6 +51,12 @@ impl Breaker {
 
     /// Waits until the breaker opens.
     pub(crate) async fn opened(&self) {
-        self.tripped.notified().await;
+        loop {
+            self.tripped.notified().await;
+            // It may have been told of an opening that is over.
+            if self.is_open() {
+                return;
+            }
+        }
     }
 }

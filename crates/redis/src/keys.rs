@@ -52,6 +52,11 @@ impl Names {
 }
 
 impl Subject {
+    /// Some subject whose keys have this tag.
+    pub(crate) fn with_tag(tag: u8) -> Self {
+        Self { hash: u128::from(tag) << 120 }
+    }
+
     /// Which of 256 tags the subject's keys have.
     pub(crate) fn tag(self) -> u8 {
         (self.hash >> 120) as u8

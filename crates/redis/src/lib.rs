@@ -171,7 +171,8 @@ impl RedisStoreBuilder {
         let settings = Settings { deadline: self.deadline, queue: self.queue };
         let names = Names::new(&self.prefix, &self.secret.0);
         let address = address::without_password(&self.address.0);
-        Ok(RedisStore::new(names, Link::start(servers, settings), self.heartbeat, warnings, address))
+        let link = Link::start(servers, settings, nodes::probe(&names));
+        Ok(RedisStore::new(names, link, self.heartbeat, warnings, address))
     }
 }
 

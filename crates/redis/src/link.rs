@@ -43,6 +43,9 @@ pub(crate) struct Settings {
     pub(crate) queue: usize,
 }
 
+/// Asks a server of a tag to do what it is there for: to write.
+pub(crate) type Probe = Box<dyn Fn(u8) -> Message + Send + Sync>;
+
 /// The caller's end.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -123,7 +126,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 impl Link {
     /// Starts the driver on the present runtime.
-    pub(crate) fn start(servers: Servers, settings: Settings) -> Self {
+    pub(crate) fn start(servers: Servers, settings: Settings, probe: Probe) -> Self {
         let (jobs, queue) = mpsc::channel(settings.queue);
         let (chores, inbox) = mpsc::channel(CHORES);
         let count = if servers.is_cluster() { 256 } else { 1 };
@@ -146,6 +149,7 @@ impl Link {
             waiting: Vec::new(),
             chores: VecDeque::new(),
             unclaimed: chores.downgrade(),
+            probe,
             deadline: settings.deadline,
         };
         tokio::spawn(driver.run());
@@ -342,6 +346,7 @@ struct Driver {
     waiting: Vec<Job>,
     chores: VecDeque<Job>,
     unclaimed: Chores,
+    probe: Probe,
     deadline: Duration,
 }
 
@@ -413,18 +418,18 @@ impl Driver {
         }
     }
 
-    /// Whether the server is one that will do, and the script runs there soon enough; what is to be said of it.
+    /// Whether the server is one that will do, and the script runs and writes there soon enough; what is to be said of it.
     async fn probe(&self, mut connection: Connection) -> Result<(Connection, Vec<String>), String> {
         let counts = &self.shared.counts;
         let inspected = timeout(GIVE_UP, server::inspect(&mut connection)).await;
         let warnings = inspected.map_err(|_| format!("no reply within {GIVE_UP:?}"))??;
+        let probe = (self.probe)(0);
         // The first time the script has to be sent, and compiled.
-        let empty = Message::default();
-        match timeout(GIVE_UP, script::call(&mut connection, &empty, None, counts)).await {
+        match timeout(GIVE_UP, script::call(&mut connection, &probe, None, counts)).await {
             Ok(loaded) => loaded.map_err(|error| server::explain(&error))?,
             Err(_) => return Err("the script did not run in time".to_owned()),
         };
-        match timeout(self.deadline, script::call(&mut connection, &empty, None, counts)).await {
+        match timeout(self.deadline, script::call(&mut connection, &probe, None, counts)).await {
             Ok(Ok(_)) => Ok((connection, warnings)),
             Ok(Err(error)) => Err(server::explain(&error)),
             Err(_) => Err(format!("it takes longer than {:?} to answer", self.deadline)),
@@ -501,7 +506,8 @@ impl Driver {
                     // One tag that is left alone is asked whether its server is back.
                     if let Some(tag) = breakers.open_from(next_probe) {
                         next_probe = tag.wrapping_add(1);
-                        probes.push(probe_tag(connection.clone(), tag, self.deadline, &shared.counts));
+                        let message = (self.probe)(tag);
+                        probes.push(probe_tag(connection.clone(), tag, message, self.deadline, &shared.counts));
                     }
                 }
                 count = self.queue.recv_many(&mut self.waiting, BATCH), if deciding < CALLS && !unused => {
@@ -597,8 +603,13 @@ impl Driver {
 }
 
 /// Whether the server of a tag answers in time.
-async fn probe_tag(mut connection: Connection, tag: u8, deadline: Duration, counts: &Counts) -> (u8, bool) {
-    let message = Message::only_key(format!("{{{tag:02x}}}").into_bytes());
+async fn probe_tag(
+    mut connection: Connection,
+    tag: u8,
+    message: Message,
+    deadline: Duration,
+    counts: &Counts,
+) -> (u8, bool) {
     let call = script::call(&mut connection, &message, None, counts);
     (tag, timeout(deadline, call).await.is_ok_and(|reply| reply.is_ok()))
 }

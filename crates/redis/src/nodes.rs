@@ -10,11 +10,23 @@ use tollgate_core::concurrency::LeaseId;
 use tollgate_core::key::{KeyRef, Kind};
 use tollgate_core::limit::Ask;
 
+use crate::keys::{Names, Subject};
 use crate::limits::Parameters;
+use crate::link::Probe;
 use crate::store::Known;
+use crate::wire::Act;
 
 /// Under which all nodes of a store hold their leases.
 pub(crate) const NODES: KeyRef<'static> = KeyRef { kind: Kind::Bytes, bytes: b"tollgate nodes" };
+
+/// A lease that is taken only to see whether it can be.
+pub(crate) fn probe(names: &Names) -> Probe {
+    let rule = Known::new("tollgate probe", Parameters::leases(MOST, Duration::from_secs(1)));
+    let (names, lease) = (names.clone(), LeaseId(rand::random()));
+    Box::new(move |tag| {
+        rule.message(&names, Subject::with_tag(tag), Act::Charge, Ask { lease, ..Ask::from(1) })
+    })
+}
 
 /// More than anybody runs.
 const MOST: u64 = 1 << 20;

@@ -168,11 +168,7 @@ impl Inner {
     /// Something about this node, and where to send it.
     fn to_nodes(&self, act: Act) -> (u8, Message) {
         let subject = self.names.subject(NODES);
-        let rule = self.nodes.rule();
-        let mut message = Message::default();
-        message.begin_group(1);
-        message.push(item(rule, act, self.nodes.lease(), self.keys(subject, rule)));
-        (subject.tag(), message)
+        (subject.tag(), self.nodes.rule().message(&self.names, subject, act, self.nodes.lease()))
     }
 
     /// Whether the store has heard it.
@@ -196,16 +192,6 @@ impl Inner {
         self.rules.read().known.get(rule.0 as usize).cloned().ok_or(StoreError::UnknownRule(rule))
     }
 
-    fn keys(&self, subject: Subject, known: &Known) -> (Vec<u8>, Option<Vec<u8>>) {
-        let own = |suffix| self.names.own(subject, known.family, suffix);
-        match known.parameters.room() {
-            Room::Rates => (self.names.rates(subject), None),
-            Room::Log => (own(":l"), None),
-            Room::Leases => (own(":o"), None),
-            Room::Fleet => (own(":o"), Some(own(":c"))),
-        }
-    }
-
     async fn act(
         &self,
         act: Act,
@@ -216,9 +202,7 @@ impl Inner {
     ) -> Result<Reply, StoreError> {
         let known = self.rule(rule)?;
         let subject = self.names.subject(key);
-        let mut message = Message::default();
-        message.begin_group(1);
-        message.push(item(&known, act, ask, self.keys(subject, &known)));
+        let message = known.message(&self.names, subject, act, ask);
         let (tag, deadline) = (subject.tag(), self.link.deadline());
         let on_lease =
             known.parameters.room().is_leased() && matches!(act, Act::Refund | Act::Undo | Act::Renew);
@@ -258,7 +242,7 @@ impl Inner {
         let mut message = Message::default();
         message.begin_group(parts.len());
         for part in parts {
-            message.push(item(&part.known, act, part.ask, self.keys(part.subject, &part.known)));
+            message.push(part.known.item(&self.names, part.subject, act, part.ask));
         }
         message
     }
@@ -342,15 +326,29 @@ fn put(outcomes: &mut [Outcome], some: impl Iterator<Item = (usize, Outcome)>) {
     }
 }
 
-fn item(known: &Known, act: Act, ask: Ask, keys: (Vec<u8>, Option<Vec<u8>>)) -> Item<'_> {
-    let Known { family, parameters, since } = known;
-    Item { family: *family, parameters, since: *since, act, ask, keys }
-}
-
 impl Known {
     /// A rule that never changes.
     pub(crate) fn new(family: &str, parameters: Parameters) -> Self {
         Self { family: family_id(family), parameters, since: None }
+    }
+
+    /// What does one thing to this rule's state of one subject.
+    pub(crate) fn message(&self, names: &Names, subject: Subject, act: Act, ask: Ask) -> Message {
+        let mut message = Message::default();
+        message.begin_group(1);
+        message.push(self.item(names, subject, act, ask));
+        message
+    }
+
+    fn item(&self, names: &Names, subject: Subject, act: Act, ask: Ask) -> Item<'_> {
+        let own = |suffix| names.own(subject, self.family, suffix);
+        let keys = match self.parameters.room() {
+            Room::Rates => (names.rates(subject), None),
+            Room::Log => (own(":l"), None),
+            Room::Leases => (own(":o"), None),
+            Room::Fleet => (own(":o"), Some(own(":c"))),
+        };
+        Item { family: self.family, parameters: &self.parameters, since: self.since, act, ask, keys }
     }
 }
 
@@ -460,8 +458,8 @@ impl Store for RedisStore {
     fn give_back(&self, charge: Charge<'_>) {
         let Ok(known) = self.inner.rule(charge.rule) else { return };
         let subject = self.inner.names.subject(charge.key);
-        let part = Part { rule: charge.rule, known, subject, ask: charge.ask };
-        self.inner.link.chore_later(subject.tag(), self.inner.message(Act::Refund, &[&part]));
+        let message = known.message(&self.inner.names, subject, Act::Refund, charge.ask);
+        self.inner.link.chore_later(subject.tag(), message);
     }
 
     fn answers_for(&self, key: KeyRef<'_>) -> bool {

@@ -83,11 +83,6 @@ const KIND: usize = 8;
 const OP: usize = 33;
 
 impl Message {
-    /// A message that does nothing, but to the server of a key.
-    pub(crate) fn only_key(key: Vec<u8>) -> Self {
-        Self { keys: vec![key], ..Self::default() }
-    }
-
     pub(crate) fn takes_leases(&self) -> bool {
         self.takes_leases
     }

@@ -1,0 +1,628 @@
+//! What can go wrong with a server, each with a real one: no caller sees an error, nobody waits longer than the deadline,
+//! and no more passes than docs/shared-store.md says. What can go wrong with a cluster is in `cluster.rs`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test that cannot set itself up fails, and servers live in real time"
+)]
+
+mod common;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tollgate::{Failsafe, Limit, Nanos, OnFailure};
+use tollgate_core::limit::Ask;
+use tollgate_core::store::{Charge, Rule, Store};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::{Flavour, Proxy, RedisServer};
+
+use common::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_absent_at_the_start_is_done_without_and_found_when_it_comes() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let node = unready_node(&server.url());
+    let error = node.shared().ready().await.unwrap_err().to_string();
+    assert!(error.contains("refused"), "{error}");
+    let rule = node.define("per user", once(10)).unwrap();
+    let verdict = charge(&*node, rule, "alice").await;
+    assert!(verdict.allowed && !verdict.degraded.is_empty());
+    let health = node.shared().health();
+    assert!(health.degraded && health.problem.is_some_and(|problem| problem.contains("refused")));
+    server.restart();
+    until_exact(&node).await;
+    assert_eq!(admitted(&*node, rule, "alice").await, 10);
+    assert_eq!(node.shared().health().problem, None);
+}
+
+/// Two nodes under load lose their server for a while. What passed meanwhile, in all.
+async fn outage(
+    address: &str,
+    lose: impl FnOnce(),
+    find: impl FnOnce(),
+    rate: u64,
+) -> (Vec<Call>, Vec<Call>, Duration) {
+    let nodes = nodes(address, 2).await;
+    let limit = Limit::token_bucket(100, rate, Nanos::from_secs(1)).unwrap();
+    let rule = define(&nodes, limit, OnFailure::Local);
+    let loads: Vec<_> = nodes.iter().map(|node| Load::start(node, rule, "alice", 24)).collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let lost = Instant::now();
+    lose();
+    for node in &nodes {
+        until_degraded(node).await;
+    }
+    let left_alone = Instant::now();
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    let found = Instant::now();
+    find();
+    for node in &nodes {
+        until_exact(node).await;
+    }
+    let back = Instant::now();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut all = Vec::new();
+    for load in loads {
+        let calls = load.finish().await;
+        assert_nobody_waited(&calls, left_alone, found);
+        all.extend(calls);
+    }
+    let (degraded, exact) = all.into_iter().partition(|call| call.degraded);
+    (degraded, exact, back - lost)
+}
+
+fn passed(calls: &[Call]) -> u64 {
+    calls.iter().filter(|call| call.allowed).count() as u64
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_under_load_hurts_nobody() {
+    let server = std::sync::Mutex::new(RedisServer::start());
+    let address = server.lock().unwrap().url();
+    let begun = Instant::now();
+    let (degraded, exact, out) =
+        outage(&address, || server.lock().unwrap().kill(), || server.lock().unwrap().restart(), 20).await;
+    // Two shares of 50 and 10 per second; and the server, which comes back empty, twice the limit.
+    let most = 2.0 * (50.0 + 10.0 * out.as_secs_f64());
+    assert!(
+        passed(&degraded) as f64 <= most + 2.0,
+        "{} passed without the store, {most} may",
+        passed(&degraded)
+    );
+    let most = 200.0 + 20.0 * begun.elapsed().as_secs_f64();
+    assert!(passed(&exact) as f64 <= most + 2.0, "{} passed with the store, {most} may", passed(&exact));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_with_its_sockets_open_hurts_nobody() {
+    let server = RedisServer::start();
+    let begun = Instant::now();
+    let (degraded, exact, out) = outage(&server.url(), || server.freeze(), || server.thaw(), 20).await;
+    let most = 2.0 * (50.0 + 10.0 * out.as_secs_f64());
+    assert!(
+        passed(&degraded) as f64 <= most + 2.0,
+        "{} passed without the store, {most} may",
+        passed(&degraded)
+    );
+    // It has forgotten nothing.
+    let most = 100.0 + 20.0 * begun.elapsed().as_secs_f64();
+    assert!(passed(&exact) as f64 <= most + 2.0, "{} passed with the store, {most} may", passed(&exact));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_decisions_wait_for_a_server_that_hangs_than_were_allowed_to() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(server.url()).secret("s").deadline(DEADLINE).max_waiting(100);
+    let node = Failsafe::new(store.build().unwrap());
+    node.shared().ready().await.unwrap();
+    let rule = node.define_with("per user", once(10), OnFailure::Open).unwrap();
+    server.freeze();
+    let begun = Instant::now();
+    let calls = (0..5000).map(|_| async {
+        let begun = Instant::now();
+        let verdict = charge(&node, rule, "alice").await;
+        (verdict.allowed, begun.elapsed())
+    });
+    let calls = join_all(calls).await;
+    assert!(calls.iter().all(|(allowed, _)| *allowed));
+    // One on its way, 100 in the queue, and what the driver had taken from it; the rest was answered at once.
+    let waited = calls.iter().filter(|(_, took)| *took >= DEADLINE).count();
+    assert!(waited <= 100 + 2 * 32 + 1, "{waited} calls waited");
+    assert!(begun.elapsed() < DEADLINE + 4 * SLACK, "{:?}", begun.elapsed());
+    server.thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_replies_are_late_is_left_alone_until_they_are_not() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    outage(&proxy.url(), || proxy.delay(Duration::from_millis(200)), || proxy.pass(), 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_paused_is_left_alone_until_it_goes_on() {
+    let server = RedisServer::start();
+    let pause = || drop(server.command(&["CLIENT", "PAUSE", "60000", "WRITE"]));
+    outage(&server.url(), pause, || drop(server.command(&["CLIENT", "UNPAUSE"])), 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_that_vanish_are_not_waited_for_nor_are_new_connections() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    outage(&proxy.url(), || proxy.black_hole(), || proxy.pass(), 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_breaks_in_the_midst_of_a_reply_gives_nobody_the_reply_of_another() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    let node = node(&proxy.url()).await;
+    // Each key has a limit of its own size, so that a reply shows whose it is.
+    let rules: Vec<Rule> = (0..64)
+        .map(|number| node.define(&format!("limit {number}"), once(1000 * (number + 1))).unwrap())
+        .collect();
+    let mut broken = 0;
+    for bytes in (0..400).step_by(9) {
+        until_exact(&node).await;
+        proxy.cut_replies_after(bytes);
+        for _ in 0..3 {
+            let calls = rules.iter().enumerate().map(|(number, rule)| {
+                let node = &node;
+                async move { (number as u64, charge(&**node, *rule, &format!("key {number}")).await) }
+            });
+            for (number, verdict) in join_all(calls).await {
+                assert!(verdict.allowed);
+                let remaining = verdict.outcomes[0].remaining;
+                if verdict.degraded.is_empty() {
+                    assert!(
+                        remaining < 1000 * (number + 1) && remaining >= 1000 * number,
+                        "{number}: {remaining}"
+                    );
+                } else {
+                    broken += 1;
+                }
+            }
+        }
+        proxy.pass();
+    }
+    assert!(broken > 64, "{broken} calls met a broken connection: too few to mean anything");
+    assert!(node.shared().stats().connections > 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decision_whose_caller_goes_away_is_charged_once_at_most_and_its_lease_comes_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    proxy.delay(Duration::from_millis(3));
+    let node = node(&proxy.url()).await;
+    let rate = node.define("rate", once(1_000_000)).unwrap();
+    let progress = node.define("in progress", leases(1_000_000)).unwrap();
+    let mut ids = 0;
+    for polls in 0..400_u64 {
+        let tasks = (0..8).map(|task| {
+            ids += 1;
+            let (node, id) = (Arc::clone(&node), ids);
+            tokio::spawn(async move {
+                let charges = [
+                    Charge { rule: rate, key: "alice".into(), ask: Ask::from(1) },
+                    Charge { rule: progress, key: "alice".into(), ask: lease(id) },
+                ];
+                let mut decision = pin!(node.charge(&charges, None));
+                // Dropped before it is polled, or after it was polled some times, or when it was answered and nobody
+                // has looked yet.
+                for _ in 0..(polls + task) % 5 {
+                    if let Poll::Ready(verdict) =
+                        decision.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+                    {
+                        let _ = verdict;
+                        node.give_back(charges[1]);
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_micros(700 * (task % 4))).await;
+                }
+            })
+        });
+        join_all(tasks.collect::<Vec<_>>()).await;
+    }
+    proxy.pass();
+    until_exact(&node).await;
+    let held = || async { node.in_progress(progress, "alice".into(), None).await.unwrap().other };
+    let begun = Instant::now();
+    while held().await > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{} leases are held by nobody", held().await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let charged = 1_000_000 - left(&node, rate, "alice").await;
+    assert!(charged <= ids as u64, "{charged} charged for {ids} calls");
+    assert!(charged > 200, "{charged} charged: too few to mean anything");
+    assert!(node.shared().stats().leases_returned > 100);
+    // The connection is in step: everybody gets their own replies.
+    let rules: Vec<_> =
+        (1..50).map(|size| node.define(&format!("limit {size}"), once(size)).unwrap()).collect();
+    let calls = rules.iter().map(|rule| async { charge(&*node, *rule, "bob").await.remaining });
+    assert_eq!(join_all(calls).await, (0..49).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_comes_back_to_thousands_who_wait_is_not_stormed() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    let nodes = nodes(&proxy.url(), 4).await;
+    let rule = define(&nodes, once(1_000_000), OnFailure::Open);
+    let loads: Vec<_> = nodes.iter().map(|node| Load::start(node, rule, "alice", 250)).collect();
+    for _ in 0..3 {
+        let before = proxy.connections();
+        proxy.refuse();
+        proxy.cut();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Each node asks now and then, with waits that double from 50 ms and are drawn at random, not for each caller.
+        let attempts = proxy.connections() - before;
+        assert!(attempts <= 4 * 25, "{attempts} attempts of 4 nodes in a second");
+        let before = proxy.connections();
+        proxy.pass();
+        for node in &nodes {
+            until_exact(node).await;
+        }
+        let made = proxy.connections() - before;
+        assert!(made <= 2 * nodes.len(), "{made} connections of 4 nodes");
+        assert!(proxy.open() <= nodes.len() + 1, "{} open", proxy.open());
+    }
+    for load in loads {
+        assert!(load.finish().await.iter().all(|call| call.allowed));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_gives_one_fresh_burst_and_is_counted() {
+    let server = RedisServer::start();
+    let nodes = nodes(&server.url(), 2).await;
+    let rule = define(&nodes, once(50), OnFailure::Local);
+    assert_eq!(admitted(&*nodes[0], rule, "alice").await, 50);
+    assert_eq!(nodes[0].shared().stats().states_lost, 0);
+    server.command(&["FLUSHALL"]);
+    let passed = admitted(&*nodes[0], rule, "alice").await + admitted(&*nodes[1], rule, "alice").await;
+    assert_eq!(passed, 50);
+    for node in &nodes {
+        until("the flush is noticed", || node.shared().stats().states_lost == 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_to_a_replica_that_lags_gives_back_what_it_had_not_heard_of_and_no_more() {
+    let mut primary = RedisServer::start();
+    let port = primary.port().to_string();
+    let replica = RedisServer::start_with(Flavour::Redis, &["--replicaof", "127.0.0.1", &port]);
+    let is_synced =
+        |server: &RedisServer| server.command(&["INFO", "replication"]).contains("master_link_status:up");
+    until("the replica has caught up", || is_synced(&replica)).await;
+    let node = node(&primary.url()).await;
+    let rule = node.define("per user", once(100)).unwrap();
+    for _ in 0..40 {
+        assert!(charge(&*node, rule, "alice").await.degraded.is_empty());
+    }
+    assert!(primary.command(&["WAIT", "1", "5000"]).contains('1'));
+    replica.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    for _ in 0..25 {
+        assert!(charge(&*node, rule, "alice").await.degraded.is_empty());
+    }
+    primary.kill();
+    until_degraded(&node).await;
+    // The replica's data takes the primary's place and address.
+    replica.command(&["REPLICAOF", "NO", "ONE"]);
+    primary.restart();
+    primary.command(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
+    until("the old primary has the replica's data", || is_synced(&primary)).await;
+    primary.command(&["REPLICAOF", "NO", "ONE"]);
+    until_exact(&node).await;
+    assert_eq!(admitted(&*node, rule, "alice").await, 60, "40 were known, 25 are forgotten");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_that_is_flushed_under_load_is_sent_again_and_charges_once() {
+    let server = RedisServer::start();
+    let node = node(&server.url()).await;
+    let rule = node.define("per user", once(2000)).unwrap();
+    let load = Load::start(&node, rule, "alice", 64);
+    for _ in 0..50 {
+        server.command(&["SCRIPT", "FLUSH"]);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let calls = load.finish().await;
+    let more = admitted(&*node, rule, "alice").await;
+    assert!(calls.iter().all(|call| !call.degraded), "nobody has to do without");
+    assert_eq!(passed(&calls) + more, 2000, "exactly the limit");
+    assert!(node.shared().stats().script_loads >= 10, "{:?}", node.shared().stats());
+}
+
+/// A server that refuses in its own words is done without, and found again.
+async fn refusal(server: &RedisServer, refuse: impl FnOnce(), agree: impl FnOnce(), says: &str) {
+    let node = node(&server.url()).await;
+    let local = node.define("local", once(10)).unwrap();
+    let closed = node.define_with("closed", once(10), OnFailure::Closed).unwrap();
+    assert!(charge(&*node, local, "alice").await.degraded.is_empty());
+    refuse();
+    let begun = Instant::now();
+    let mut told = String::new();
+    while !told.contains(says) {
+        let _ = charge(&*node, local, "alice").await;
+        told = node.shared().health().problem.unwrap_or_default();
+        assert!(begun.elapsed() < Duration::from_secs(10), "{told:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // Ten at this node, which is the only one.
+    let mut passed = 0;
+    for _ in 0..30 {
+        let verdict = charge(&*node, local, "bob").await;
+        assert!(!verdict.degraded.is_empty());
+        passed += u64::from(verdict.allowed);
+        let verdict = charge(&*node, closed, "bob").await;
+        assert!(!verdict.allowed && verdict.is_closed(), "not the caller's fault");
+    }
+    assert_eq!(passed, 10);
+    agree();
+    until_exact(&node).await;
+    assert_eq!(admitted(&*node, local, "carol").await, 10, "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn busy_is_no_answer() {
+    let server = RedisServer::start_with(Flavour::Redis, &["--busy-reply-threshold", "20"]);
+    let port = server.port();
+    let hog = || {
+        std::thread::spawn(move || {
+            use std::io::Write;
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(b"EVAL \"while true do end\" 0\r\n").unwrap();
+            std::thread::sleep(Duration::from_secs(20));
+        });
+    };
+    refusal(&server, hog, || drop(server.command(&["SCRIPT", "KILL"])), "another script keeps it busy").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn out_of_memory_is_no_answer() {
+    let server = RedisServer::start();
+    let fill = || drop(server.command(&["CONFIG", "SET", "maxmemory", "1mb"]));
+    refusal(&server, fill, || drop(server.command(&["CONFIG", "SET", "maxmemory", "0"])), "its memory is full").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_no_answer() {
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    let port = other.port().to_string();
+    let demote = || drop(server.command(&["REPLICAOF", "127.0.0.1", &port]));
+    refusal(&server, demote, || drop(server.command(&["REPLICAOF", "NO", "ONE"])), "this is a replica").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_that_was_changed_is_no_answer() {
+    let server = RedisServer::start();
+    let lock = || {
+        server.command(&["CONFIG", "SET", "requirepass", "other"]);
+        let port = server.port();
+        let _ = std::process::Command::new("redis-cli")
+            .args([
+                "-a",
+                "other",
+                "--no-auth-warning",
+                "-p",
+                &port.to_string(),
+                "CLIENT",
+                "KILL",
+                "TYPE",
+                "normal",
+            ])
+            .output();
+    };
+    let unlock = || {
+        let words = ["-a", "other", "--no-auth-warning", "-p", &server.port().to_string()]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(["CONFIG", "SET", "requirepass", ""].map(str::to_owned));
+        assert!(std::process::Command::new("redis-cli").args(words).output().unwrap().status.success());
+    };
+    refusal(&server, lock, unlock, "it wants a password").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_that_was_taken_away_is_no_answer() {
+    let server = RedisServer::start();
+    let take = || drop(server.command(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]));
+    refusal(&server, take, || drop(server.command(&["ACL", "SETUSER", "default", "+@all"])), "the user may not do this").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_still_loading_is_no_answer() {
+    let server = RedisServer::start_with(Flavour::Redis, &["--enable-debug-command", "yes"]);
+    server.command(&["DEBUG", "POPULATE", "2000", "filler", "10"]);
+    server.command(&["CONFIG", "SET", "key-load-delay", "1000"]);
+    server.command(&["CONFIG", "SET", "loading-process-events-interval-bytes", "1024"]);
+    let port = server.port();
+    let reload = || {
+        std::thread::spawn(move || {
+            use std::io::{Read, Write};
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(b"DEBUG RELOAD\r\n").unwrap();
+            let _ = stream.read(&mut [0; 16]);
+        });
+    };
+    refusal(&server, reload, || {}, "still loading").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eviction_is_warned_of_and_survived() {
+    let server = RedisServer::start_with(
+        Flavour::Redis,
+        &["--maxmemory-policy", "allkeys-lru", "--maxmemory", "3mb", "--enable-debug-command", "yes"],
+    );
+    let node = node(&server.url()).await;
+    let warnings = node.shared().health().warnings;
+    assert!(
+        warnings.iter().any(|warning| warning.contains("maxmemory-policy is allkeys-lru")),
+        "{warnings:?}"
+    );
+    let rates = node.define("rate", once(5)).unwrap();
+    let log = node.define("log", Limit::sliding_log(5, Nanos::from_secs(3600)).unwrap()).unwrap();
+    let progress = node.define("in progress", leases(5)).unwrap();
+    for round in 0..2000_u128 {
+        let (rate, logged) = (format!("rate {}", round % 700), format!("log {}", round % 700));
+        let charges = [
+            Charge { rule: rates, key: rate.as_str().into(), ask: Ask::from(1) },
+            Charge { rule: log, key: logged.as_str().into(), ask: Ask::from(1) },
+            Charge { rule: progress, key: rate.as_str().into(), ask: lease(round) },
+        ];
+        let verdict = node.charge(&charges, None).await.unwrap();
+        assert!(verdict.degraded.is_empty(), "{verdict:?}");
+        if verdict.allowed {
+            node.give_back(charges[2]);
+        }
+        if round % 50 == 0 {
+            server.command(&["DEBUG", "POPULATE", "400", &format!("filler {round}"), "200"]);
+        }
+    }
+    assert!(server.info("stats", "evicted_keys").unwrap() > 1000.0);
+}
+
+fn keys(server: &RedisServer) -> Vec<String> {
+    let reply = server.command(&["KEYS", "tg:*"]);
+    reply.split("\r\n").filter(|line| line.starts_with("tg:")).map(str::to_owned).collect()
+}
+
+fn expiry(server: &RedisServer, key: &str) -> i64 {
+    server.command(&["PTTL", key]).trim().trim_start_matches(':').parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_was_made_to_stay_for_ever_expires_again_after_the_next_charge() {
+    let server = RedisServer::start();
+    let node = node(&server.url()).await;
+    let day = Nanos::from_secs(86_400);
+    let limits = [
+        Limit::token_bucket(10, 1, day),
+        Limit::fixed_window(10, day, tollgate_core::fixed_window::WindowStart::FirstCall),
+        Limit::sliding_window(10, day),
+        Limit::interval_bucket(10, 1, day),
+        Limit::sliding_log(10, day),
+        Limit::leases(10, day),
+        Limit::fleet(10, (1, 5), tollgate::FleetMode::Allocation, day),
+    ];
+    let mut id = 0;
+    for (number, limit) in limits.into_iter().enumerate() {
+        let rule = node.define(&format!("limit {number}"), limit.unwrap()).unwrap();
+        let key = format!("key {number}");
+        let mut charge = async || {
+            id += 1;
+            let charge = Charge { rule, key: key.as_str().into(), ask: lease(id) };
+            assert!(node.charge(&[charge], None).await.unwrap().allowed);
+        };
+        server.command(&["FLUSHALL"]);
+        charge().await;
+        for key in keys(&server) {
+            server.command(&["PERSIST", &key]);
+        }
+        charge().await;
+        // Of the nodes, too, when they are next heard of.
+        until("all keys expire", || keys(&server).iter().all(|key| expiry(&server, key) > 0)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_is_idle_within_less_than_a_millisecond_is_a_limit_all_the_same() {
+    let server = RedisServer::start();
+    let node = node(&server.url()).await;
+    let limit = |burst, count| Limit::token_bucket(burst, count, Nanos::from_secs(1)).unwrap();
+    let slow = node.define("3 per second", limit(1, 3)).unwrap();
+    assert!(charge(&*node, slow, "alice").await.allowed);
+    let refused = charge(&*node, slow, "alice").await;
+    assert!(!refused.allowed && refused.retry_after.unwrap() <= Nanos::new(334_000_000));
+    let expiries: Vec<i64> = keys(&server).iter().map(|key| expiry(&server, key)).collect();
+    assert!(expiries.iter().all(|expiry| *expiry >= 1), "{expiries:?}");
+    // Idle after 10 microseconds, with the time that the test gives.
+    let fast = node.define("100000 per second", limit(1, 100_000)).unwrap();
+    let at = |micros: u64| Some(tollgate::Timestamp::from_nanos(1_700_000_000_000_000_000 + micros * 1000));
+    let ask = Charge { rule: fast, key: "bob".into(), ask: Ask::from(1) };
+    for (micros, allowed) in [(0, true), (9, false), (10, true), (19, false), (20, true)] {
+        assert_eq!(node.charge(&[ask], at(micros)).await.unwrap().allowed, allowed, "after {micros} us");
+    }
+    // And with the server's own.
+    assert!(charge(&*node, fast, "carol").await.allowed);
+    assert!(keys(&server).iter().all(|key| expiry(&server, key) != -1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_reply_is_lost_is_not_sent_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    let node = node(&proxy.url()).await;
+    let rule = node.define("per user", once(1000)).unwrap();
+    assert!(charge(&*node, rule, "alice").await.degraded.is_empty());
+    let mut lost = 0;
+    for _ in 0..10 {
+        proxy.drop_replies();
+        // All of them reach the server in one call or two, and none hears of it.
+        let calls = join_all((0..4).map(|_| charge(&*node, rule, "alice"))).await;
+        lost += calls.iter().filter(|verdict| !verdict.degraded.is_empty()).count() as u64;
+        assert!(calls.iter().all(|verdict| verdict.allowed), "they pass by this node's share");
+        proxy.pass();
+        proxy.cut();
+        until_degraded_or_back(&node).await;
+    }
+    let charged = 999 - left(&node, rule, "alice").await;
+    assert!(lost >= 30, "{lost} lost: too few to mean anything");
+    assert!(
+        charged <= 40 && charged >= lost / 2,
+        "{charged} charged for 40 calls, of which {lost} heard nothing"
+    );
+}
+
+/// The connection was cut: wait until another is there.
+async fn until_degraded_or_back(node: &Safe) {
+    let before = node.shared().stats().connections;
+    until("another connection", || {
+        let health = node.shared().health();
+        node.shared().stats().connections > before && !health.degraded
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_clock_steps_back_locks_nobody_out_and_gives_nobody_a_burst() {
+    let server = RedisServer::start();
+    let node = node(&server.url()).await;
+    let minute = Nanos::from_secs(60);
+    let limits = [
+        Limit::token_bucket(10, 10, minute),
+        Limit::fixed_window(10, minute, tollgate_core::fixed_window::WindowStart::FirstCall),
+        Limit::interval_bucket(10, 10, minute),
+        Limit::sliding_log(10, minute),
+        Limit::leases(10, minute),
+    ];
+    let noon = 1_700_000_000;
+    let mut id = 0;
+    for (number, limit) in limits.into_iter().enumerate() {
+        let rule = node.define(&format!("limit {number}"), limit.unwrap()).unwrap();
+        let mut passes = async |seconds: i64| {
+            let at = tollgate::Timestamp::from_secs((noon + seconds) as u64);
+            let mut passed = 0;
+            for _ in 0..20 {
+                id += 1;
+                let charge = Charge { rule, key: "alice".into(), ask: lease(id) };
+                passed += u64::from(node.charge(&[charge], Some(at)).await.unwrap().allowed);
+            }
+            passed
+        };
+        assert_eq!(passes(0).await, 10, "limit {number}");
+        assert_eq!(passes(-30).await, 0, "limit {number}: a small step back is waited out");
+        assert_eq!(passes(-3600).await, 0, "limit {number}: a large one is no fresh burst");
+        assert_eq!(passes(-3600 + 121).await, 10, "limit {number}: and locks out for two windows at most");
+        assert_eq!(passes(86_400).await, 10, "limit {number}: a step forward gives one burst");
+        assert_eq!(passes(86_400).await, 0, "limit {number}");
+    }
+}
