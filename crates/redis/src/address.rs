@@ -1,5 +1,6 @@
 //! Where the servers are: URLs, and a connection made from one.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -8,8 +9,8 @@ use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionInfo, IntoConnectionInfo, RedisError,
-    RedisResult, TlsCertificates, TlsMode, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    RedisError, RedisResult, TlsCertificates, TlsMode, Value,
 };
 use thiserror::Error;
 use tokio::sync::Mutex;
@@ -24,7 +25,12 @@ pub struct AddressError {
 }
 
 /// What an address stands for.
-pub(crate) enum Servers {
+pub(crate) struct Servers {
+    kind: Kind,
+    encrypted: bool,
+}
+
+enum Kind {
     One(Client),
     Cluster(ClusterClient),
     Sentinel(Mutex<SentinelClient>),
@@ -40,9 +46,13 @@ pub(crate) enum Connection {
 const FORMS: &str = "redis://host:6379/0, rediss://host:6379, redis+unix:///run/redis.sock, \
     redis-cluster://a:6379,b:6379 or redis-sentinel://a:26379,b:26379/master-name";
 
-/// How long a call may take before its connection is given up. Decisions have a deadline of their own, which is
-/// shorter.
-pub(crate) const GIVE_UP: Duration = Duration::from_millis(500);
+const ENCODED: &str =
+    "In a user name or password `@`, `:`, `/`, `?`, `#` and `%` are written %40, %3A, %2F, %3F, %23 and %25";
+
+/// How long a call may take before its connection is given up, when decisions have this deadline.
+pub(crate) fn give_up(deadline: Duration) -> Duration {
+    (2 * deadline).max(Duration::from_millis(500))
+}
 
 /// The parts of `scheme://login@hosts/path?settings`.
 struct Parts<'a> {
@@ -57,47 +67,84 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn of(scheme: &'a str, rest: &'a str) -> Result<Self, String> {
         let (rest, settings) = rest.split_once('?').unwrap_or((rest, ""));
-        let certificates = certificates(settings)?;
-        if certificates.is_some() && !scheme.starts_with("rediss") {
+        let encrypted = scheme.starts_with("rediss");
+        if !encrypted && ["ca=", "cert=", "key="].iter().any(|setting| settings.contains(setting)) {
             return Err(format!(
                 "certificates are for an encrypted connection: {}://",
                 scheme.replacen("redis", "rediss", 1)
             ));
         }
+        let certificates = certificates(settings)?;
         let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
+        if login.is_some_and(|login| login.contains(['/', '?', '#'])) {
+            return Err(ENCODED.to_owned());
+        }
         let mut path = rest.split('/');
         let hosts: Vec<_> = path.next().unwrap_or_default().split(',').collect();
-        if hosts.iter().any(|host| host.is_empty()) {
-            return Err(format!("the name of a host is missing: {FORMS}"));
+        for host in &hosts {
+            check_host(host)?;
         }
         let path = path.filter(|part| !part.is_empty()).collect();
-        let scheme = if scheme.starts_with("rediss") { "rediss" } else { "redis" };
+        let scheme = if encrypted { "rediss" } else { "redis" };
         Ok(Self { scheme, login, hosts, path, certificates })
     }
 
     /// The address of one server.
-    fn node(&self, host: &str, database: &str) -> RedisResult<ConnectionInfo> {
+    fn node(&self, host: &str, database: &str) -> Result<ConnectionInfo, String> {
         let login = self.login.map_or(String::new(), |login| format!("{login}@"));
-        format!("{}://{login}{host}/{database}", self.scheme).into_connection_info()
+        let info = format!("{}://{login}{host}/{database}", self.scheme).into_connection_info();
+        info.map_err(|error| format!("{error}: it should look like {FORMS}"))
+    }
+}
+
+/// Whether this is `host`, `host:port` or `[::1]:port`.
+fn check_host(host: &str) -> Result<(), String> {
+    let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((ip, port)) => (ip.parse::<Ipv6Addr>().map_or("", |_| ip), port),
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    if host.is_empty() {
+        Err(format!("the name of a host is missing: {FORMS}"))
+    } else if name.is_empty()
+        || name.contains(|c: char| c.is_whitespace() || c.is_control() || "#\\%\"<>".contains(c))
+    {
+        Err(format!("{host:?} is no host: it should look like name:6379, 10.0.0.1:6379 or [::1]:6379"))
+    } else if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
+        Err(format!(
+            "{host:?} is no host and port: it should look like name:6379, with a port from 1 to 65535"
+        ))
+    } else {
+        Ok(())
     }
 }
 
 /// The certificates that the settings of an address name: `ca=FILE&cert=FILE&key=FILE`.
 fn certificates(settings: &str) -> Result<Option<TlsCertificates>, String> {
+    const KNOWN: &str = "there are ca=FILE, cert=FILE and key=FILE (PEM)";
     let (mut root_cert, mut cert, mut key) = (None, None, None);
+    // What stands before an `@` may be a password, and is not repeated.
+    let shown = |text: &str| if settings.contains('@') { "***".to_owned() } else { text.to_owned() };
     for setting in settings.split('&').filter(|setting| !setting.is_empty()) {
         let (name, path) = setting.split_once('=').unwrap_or((setting, ""));
-        let place = match name {
-            "ca" => &mut root_cert,
-            "cert" => &mut cert,
-            "key" => &mut key,
-            other => {
-                return Err(format!(
-                    "{other:?} is no setting; there are ca=FILE, cert=FILE and key=FILE (PEM)"
-                ));
+        let (place, holds) = match name {
+            "ca" => (&mut root_cert, "CERTIFICATE"),
+            "cert" => (&mut cert, "CERTIFICATE"),
+            "key" => (&mut key, "PRIVATE KEY"),
+            _ if settings.contains('@') => {
+                return Err(format!("behind the question mark stand settings: {KNOWN}. {ENCODED}"));
             }
+            other => return Err(format!("{other:?} is no setting; {KNOWN}")),
         };
-        *place = Some(std::fs::read(path).map_err(|error| format!("{name}={path} cannot be read: {error}"))?);
+        let told = |problem: String| format!("{name}={} {problem}", shown(path));
+        let bytes = std::fs::read(path).map_err(|error| told(format!("cannot be read: {error}")))?;
+        if !String::from_utf8_lossy(&bytes)
+            .lines()
+            .any(|line| line.starts_with("-----BEGIN") && line.contains(holds))
+        {
+            return Err(told(format!("is no PEM file with -----BEGIN {holds}-----")));
+        }
+        *place = Some(bytes);
     }
     let client_tls = match (cert, key) {
         (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
@@ -111,26 +158,65 @@ fn certificates(settings: &str) -> Result<Option<TlsCertificates>, String> {
 
 impl Servers {
     /// The servers at an address, and nothing else: no connection is made.
-    pub(crate) fn parse(address: &str) -> Result<Self, AddressError> {
-        Self::of(address).map_err(|problem| AddressError { address: without_password(address), problem })
+    pub(crate) fn parse(address: &str, give_up: Duration) -> Result<Self, AddressError> {
+        let kind = Kind::of(address, give_up)
+            .map_err(|problem| AddressError { address: without_password(address), problem })?;
+        Ok(Self { kind, encrypted: address.starts_with("rediss") })
     }
 
-    fn of(address: &str) -> Result<Self, String> {
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.kind, Kind::Cluster(_))
+    }
+
+    pub(crate) async fn connect(&self, give_up: Duration) -> RedisResult<Connection> {
+        self.kind.connect(give_up).await.map_err(|error| {
+            let text = error.to_string();
+            let hung_up =
+                ["reset by peer", "end of file", "roken pipe"].iter().any(|part| text.contains(part));
+            let hint = match self.encrypted {
+                false if hung_up => "it hung up; if it speaks TLS, write rediss:// in place of redis://",
+                true if hung_up || error.is_timeout() || text.contains("timed out") => {
+                    "no encrypted connection; if it does not speak TLS, write redis:// in place of rediss://"
+                }
+                _ => return error,
+            };
+            RedisError::from((ErrorKind::Io, hint, text))
+        })
+    }
+}
+
+impl Kind {
+    fn of(address: &str, give_up: Duration) -> Result<Self, String> {
         let told = |error: RedisError| error.to_string();
         let (scheme, rest) =
             address.split_once("://").ok_or_else(|| format!("it should look like {FORMS}"))?;
         match scheme {
-            "redis+unix" | "unix" => Client::open(address).map(Self::One).map_err(told),
+            "redis+unix" | "unix" => {
+                let (_, settings) = rest.split_once('?').unwrap_or((rest, ""));
+                let is_known = |name: &str| matches!(name, "db" | "user" | "pass");
+                let mut names =
+                    settings.split('&').map(|setting| setting.split('=').next().unwrap_or_default());
+                let client = match names.all(|name| name.is_empty() || is_known(name)) {
+                    true => Client::open(address).map(Self::One).map_err(told),
+                    false => Err("db, user and pass are its settings".to_owned()),
+                };
+                client.map_err(|problem| {
+                    format!(
+                        "{problem}: it should look like redis+unix:///run/redis.sock?db=0&user=name&pass=password"
+                    )
+                })
+            }
             "redis" | "rediss" => {
                 let parts = Parts::of(scheme, rest)?;
                 let ([host], [] | [_]) = (parts.hosts.as_slice(), parts.path.as_slice()) else {
                     return Err(match parts.hosts.len() {
-                        1 => "behind the host stands the number of a database, and nothing else".to_owned(),
+                        1 => "behind the host stands the number of a database, and nothing else: redis://host:6379/0"
+                            .to_owned(),
                         _ => "several servers are a cluster (redis-cluster://) or sentinels (redis-sentinel://)"
                             .to_owned(),
                     });
                 };
-                let info = parts.node(host, database(parts.path.first())?).map_err(told)?;
+                let info = parts.node(host, database(parts.path.first())?)?;
                 let client = match parts.certificates {
                     Some(certificates) => Client::build_with_tls(info, certificates),
                     None => Client::open(info),
@@ -140,15 +226,17 @@ impl Servers {
             "redis-cluster" | "rediss-cluster" => {
                 let parts = Parts::of(scheme, rest)?;
                 if !parts.path.is_empty() {
-                    return Err("a cluster has one database, so none can be named".to_owned());
+                    return Err(
+                        "a cluster has one database, so none can be named: redis-cluster://a:6379,b:6379"
+                            .to_owned(),
+                    );
                 }
                 let nodes = parts.hosts.iter().map(|host| parts.node(host, ""));
-                let mut builder =
-                    ClusterClient::builder(nodes.collect::<RedisResult<Vec<_>>>().map_err(told)?)
-                        // The client would also send again what a broken connection may have carried: a second charge.
-                        .retries(0)
-                        .connection_timeout(GIVE_UP)
-                        .response_timeout(GIVE_UP);
+                let mut builder = ClusterClient::builder(nodes.collect::<Result<Vec<_>, _>>()?)
+                    // The client would also send again what a broken connection may have carried: a second charge.
+                    .retries(0)
+                    .connection_timeout(give_up)
+                    .response_timeout(give_up);
                 if let Some(certificates) = parts.certificates {
                     builder = builder.certs(certificates);
                 }
@@ -156,14 +244,23 @@ impl Servers {
             }
             "redis-sentinel" | "rediss-sentinel" => {
                 let parts = Parts::of(scheme, rest)?;
-                let (master, path) = parts
-                    .path
-                    .split_first()
-                    .ok_or("the name of the master is missing: redis-sentinel://a:26379/master-name")?;
-                let settings = parts.node("master", database(path.first())?).map_err(told)?;
-                let sentinels = parts.hosts.iter().map(|host| {
-                    Parts { login: None, ..Parts::of(scheme, host)? }.node(host, "").map_err(told)
-                });
+                let [master, path @ ..] = parts.path.as_slice() else {
+                    return Err(
+                        "the name of the master is missing: redis-sentinel://a:26379/master-name".to_owned()
+                    );
+                };
+                let ([] | [_]) = path else {
+                    return Err(
+                        "behind the name of the master stands the number of a database, and nothing else: \
+                                redis-sentinel://a:26379/master-name/0"
+                            .to_owned(),
+                    );
+                };
+                let settings = parts.node("master", database(path.first())?)?;
+                let sentinels = parts
+                    .hosts
+                    .iter()
+                    .map(|host| Parts { login: None, ..Parts::of(scheme, host)? }.node(host, ""));
                 let sentinels: Vec<_> =
                     sentinels.map(|sentinel| Ok(sentinel?.addr().clone())).collect::<Result<_, String>>()?;
                 let of_sentinel = |builder: SentinelClientBuilder| {
@@ -194,14 +291,10 @@ impl Servers {
         }
     }
 
-    pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self, Self::Cluster(_))
-    }
-
-    pub(crate) async fn connect(&self) -> RedisResult<Connection> {
+    async fn connect(&self, give_up: Duration) -> RedisResult<Connection> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(GIVE_UP))
-            .set_response_timeout(Some(GIVE_UP));
+            .set_connection_timeout(Some(give_up))
+            .set_response_timeout(Some(give_up));
         Ok(match self {
             Self::One(client) => {
                 Connection::One(client.get_multiplexed_async_connection_with_config(&config).await?)
@@ -216,7 +309,9 @@ impl Servers {
 
 fn database<'a>(named: Option<&&'a str>) -> Result<&'a str, String> {
     let Some(&name) = named else { return Ok("") };
-    name.parse::<u16>().map(|_| name).map_err(|_| format!("{name:?} is no number of a database"))
+    name.parse::<u16>()
+        .map(|_| name)
+        .map_err(|_| format!("{name:?} is no number of a database: /0, /1 and so on"))
 }
 
 impl Connection {
@@ -266,12 +361,18 @@ impl Connection {
 
 /// The address as it may be shown.
 pub(crate) fn without_password(address: &str) -> String {
-    match (address.find("://"), address.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme < at => {
-            let (start, rest) = (address.get(..scheme + 3), address.get(at..));
-            format!("{}***{}", start.unwrap_or_default(), rest.unwrap_or_default())
+    let (scheme, rest) = address.split_at(address.find("://").map_or(0, |at| at + "://".len()));
+    let rest = match rest.rsplit_once('@') {
+        Some((_, rest)) => format!("***@{rest}"),
+        None => rest.to_owned(),
+    };
+    // That of a Unix socket is a setting.
+    match rest.split_once("pass=") {
+        Some((before, after)) => {
+            let rest = after.split_once('&').map_or(String::new(), |(_, rest)| format!("&{rest}"));
+            format!("{scheme}{before}pass=***{rest}")
         }
-        _ => address.to_owned(),
+        None => format!("{scheme}{rest}"),
     }
 }
 

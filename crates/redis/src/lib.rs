@@ -160,7 +160,7 @@ impl RedisStoreBuilder {
         }
         within("deadline", self.deadline, Duration::from_millis(1), Duration::from_secs(60))?;
         within("heartbeat", self.heartbeat, Duration::from_millis(10), Duration::from_secs(3600))?;
-        let servers = Servers::parse(&self.address.0)?;
+        let servers = Servers::parse(&self.address.0, address::give_up(self.deadline))?;
         let mut warnings = Vec::new();
         if self.secret.0.is_empty() {
             let warning = "no secret is set, so whoever can read its keys can find out whose they are, and callers could \

@@ -13,6 +13,7 @@
 //! be sent again, because doing it twice is doing it once.
 
 use std::collections::VecDeque;
+use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,19 +21,19 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::RwLock;
-use redis::{RedisError, RedisResult};
+use redis::RedisError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_core::Timestamp;
 use tollgate_core::store::StoreError;
 
-use crate::address::{Connection, GIVE_UP, Servers};
+use crate::address::{Connection, Servers, give_up};
 use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
 use crate::script;
 use crate::server;
 use crate::stats::Counts;
-use crate::wire::{Message, NUMBERS, Reply};
+use crate::wire::{Message, Reply};
 
 /// How the link behaves.
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +152,7 @@ impl Link {
             unclaimed: chores.downgrade(),
             probe,
             deadline: settings.deadline,
+            give_up: give_up(settings.deadline),
         };
         tokio::spawn(driver.run());
         Self { jobs, chores, shared, status, broken, deadline: settings.deadline }
@@ -228,7 +230,7 @@ impl Link {
         let mut answer = Answer::awaited(tag, message, &self.chores);
         let breaker = self.shared.breakers.of(tag);
         let counts = &self.shared.counts;
-        match script::call(&mut connection, answer.message(), at, counts).await {
+        match script::call(&mut connection, once(answer.message()), at, counts).await {
             Ok(reply) => {
                 breaker.succeeded();
                 answer.arrived(reply);
@@ -348,6 +350,7 @@ struct Driver {
     unclaimed: Chores,
     probe: Probe,
     deadline: Duration,
+    give_up: Duration,
 }
 
 /// Why serving stopped.
@@ -365,7 +368,7 @@ impl Driver {
         let mut wait = FIRST_WAIT;
         let mut outdated = false;
         for generation in 1.. {
-            let connected = match timeout(2 * GIVE_UP, self.servers.connect()).await {
+            let connected = match timeout(2 * self.give_up, self.servers.connect(self.give_up)).await {
                 Ok(Ok(connection)) => self.probe(connection).await,
                 Ok(Err(error)) => Err(server::explain(&error)),
                 Err(_) => Err("no connection in time".to_owned()),
@@ -421,15 +424,15 @@ impl Driver {
     /// Whether the server is one that will do, and the script runs and writes there soon enough; what is to be said of it.
     async fn probe(&self, mut connection: Connection) -> Result<(Connection, Vec<String>), String> {
         let counts = &self.shared.counts;
-        let inspected = timeout(GIVE_UP, server::inspect(&mut connection)).await;
-        let warnings = inspected.map_err(|_| format!("no reply within {GIVE_UP:?}"))??;
+        let inspected = timeout(self.give_up, server::inspect(&mut connection)).await;
+        let warnings = inspected.map_err(|_| format!("no reply within {:?}", self.give_up))??;
         let probe = (self.probe)(0);
         // The first time the script has to be sent, and compiled.
-        match timeout(GIVE_UP, script::call(&mut connection, &probe, None, counts)).await {
+        match timeout(self.give_up, script::call(&mut connection, once(&probe), None, counts)).await {
             Ok(loaded) => loaded.map_err(|error| server::explain(&error))?,
             Err(_) => return Err("the script did not run in time".to_owned()),
         };
-        match timeout(self.deadline, script::call(&mut connection, &probe, None, counts)).await {
+        match timeout(self.deadline, script::call(&mut connection, once(&probe), None, counts)).await {
             Ok(Ok(_)) => Ok((connection, warnings)),
             Ok(Err(error)) => Err(server::explain(&error)),
             Err(_) => Err(format!("it takes longer than {:?} to answer", self.deadline)),
@@ -472,7 +475,7 @@ impl Driver {
         loop {
             if !tidying && let Some(chores) = self.next_chores(cluster) {
                 tidying = true;
-                calls.push(carry(connection.clone(), chores, &shared));
+                calls.push(carry(connection.clone(), chores, &shared, self.give_up));
             }
             if unused && tidied && calls.is_empty() && self.chores.is_empty() {
                 return Stopped::Unused;
@@ -514,7 +517,7 @@ impl Driver {
                     unused = count == 0;
                     while let Some(jobs) = self.next_batch(cluster) {
                         deciding += 1;
-                        calls.push(carry(connection.clone(), jobs, &shared));
+                        calls.push(carry(connection.clone(), jobs, &shared, self.give_up));
                     }
                 }
                 chore = self.inbox.recv(), if !tidied && self.chores.len() < CHORES => match chore {
@@ -563,12 +566,11 @@ impl Driver {
         let breakers = &self.shared.breakers;
         match result {
             Ok(reply) => {
-                let mut numbers = reply.numbers.into_iter();
-                for job in jobs {
+                let sizes: Vec<_> = jobs.iter().map(|job| job.message.items).collect();
+                for (job, reply) in jobs.into_iter().zip(reply.split(sizes.into_iter())) {
                     breakers.of(job.tag).succeeded();
-                    let own = numbers.by_ref().take(NUMBERS * job.message.items).collect();
                     let mut answer = Answer::awaited(job.tag, job.message, &self.unclaimed);
-                    answer.arrived(Reply { now: reply.now, numbers: own });
+                    answer.arrived(reply);
                     match job.reply {
                         // If nobody waits for it any more, leases are given back: see `Answer`.
                         Some(reply) => drop(reply.send(Ok(answer))),
@@ -610,7 +612,7 @@ async fn probe_tag(
     deadline: Duration,
     counts: &Counts,
 ) -> (u8, bool) {
-    let call = script::call(&mut connection, &message, None, counts);
+    let call = script::call(&mut connection, once(&message), None, counts);
     (tag, timeout(deadline, call).await.is_ok_and(|reply| reply.is_ok()))
 }
 
@@ -619,41 +621,32 @@ async fn carry(
     mut connection: Connection,
     jobs: Vec<Job>,
     shared: &Shared,
+    give_up: Duration,
 ) -> (Vec<Job>, Result<Reply, Problem>) {
     shared.calls.fetch_add(1, Ordering::AcqRel);
     let _call = OnItsWay(&shared.calls);
     let at = jobs.first().and_then(|job| job.at);
-    let joined;
-    let message = match jobs.as_slice() {
-        [job] => &job.message,
-        jobs => {
-            joined = jobs.iter().fold(Message::default(), |joined, job| joined.followed_by(&job.message));
-            &joined
-        }
-    };
-    let result = timed(script::call(&mut connection, message, at, &shared.counts)).await;
-    (jobs, result)
-}
-
-async fn timed(call: impl Future<Output = RedisResult<Reply>>) -> Result<Reply, Problem> {
-    match timeout(GIVE_UP, call).await {
+    let messages = jobs.iter().map(|job| &job.message);
+    let call = script::call(&mut connection, messages, at, &shared.counts);
+    let result = match timeout(give_up, call).await {
         Ok(Ok(reply)) => Ok(reply),
         Ok(Err(error)) => Err(Problem::Server(error)),
-        Err(_) => Err(Problem::Silence),
-    }
+        Err(_) => Err(Problem::Silence(give_up)),
+    };
+    (jobs, result)
 }
 
 /// Why a call has no reply.
 enum Problem {
     Server(RedisError),
-    Silence,
+    Silence(Duration),
 }
 
 impl Problem {
     /// Whether the connection must not be used again.
     fn is_fatal(&self) -> bool {
         match self {
-            Self::Silence => true,
+            Self::Silence(_) => true,
             Self::Server(error) => {
                 let code = error.code().unwrap_or_default();
                 error.is_unrecoverable_error()
@@ -666,7 +659,7 @@ impl Problem {
     fn describe(&self) -> String {
         match self {
             Self::Server(error) => server::explain(error),
-            Self::Silence => format!("no reply within {GIVE_UP:?}"),
+            Self::Silence(time) => format!("no reply within {time:?}"),
         }
     }
 }

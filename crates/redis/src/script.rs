@@ -9,7 +9,7 @@ use tollgate_core::Timestamp;
 
 use crate::address::Connection;
 use crate::stats::Counts;
-use crate::wire::{Message, Reply};
+use crate::wire::{Message, Reply, argument};
 
 /// The text that the server runs.
 const SOURCE: &str = include_str!(concat!(env!("OUT_DIR"), "/decide.lua"));
@@ -20,35 +20,31 @@ fn sha() -> &'static str {
     &SHA
 }
 
-/// Runs the script once. If the server does not know it, it is sent along.
-pub(crate) async fn call(
+/// Runs the script once, for messages that are sent as one. If the server does not know it, it is sent along.
+pub(crate) async fn call<'m>(
     connection: &mut Connection,
-    message: &Message,
+    messages: impl Iterator<Item = &'m Message> + Clone,
     at: Option<Timestamp>,
     counts: &Counts,
 ) -> RedisResult<Reply> {
     counts.calls.add(1);
-    let argument = message.argument(at);
+    let argument = argument(messages.clone(), at);
+    let keys = messages.clone().map(|message| message.keys.len()).sum::<usize>();
     let command = |name: &str, script: &str| {
-        let mut command = Cmd::new();
-        command.arg(name).arg(script).arg(message.keys.len());
-        for key in &message.keys {
+        let mut command = Cmd::with_capacity(keys + 4, argument.len() + 96 * keys + script.len() + 32);
+        command.arg(name).arg(script).arg(keys);
+        for key in messages.clone().flat_map(|message| &message.keys) {
             command.arg(key.as_slice());
         }
         command.arg(argument.as_slice());
         command
     };
-    let unexpected = |what| RedisError::from((ErrorKind::UnexpectedReturnType, what));
-    let Value::Array(values) = run(connection, command, counts).await? else {
-        return Err(unexpected("the script answers with a list"));
-    };
-    let mut numbers = values.into_iter().map(|value| match value {
-        Value::Int(number) => Ok(number),
-        _ => Err(unexpected("the script answers with integers")),
-    });
-    let now = numbers.next().transpose()?.unwrap_or(0);
-    let now = Timestamp::from_nanos(now.unsigned_abs().saturating_mul(1000));
-    Ok(Reply { now, numbers: numbers.collect::<RedisResult<_>>()? })
+    let unexpected =
+        || RedisError::from((ErrorKind::UnexpectedReturnType, "the script answers with numbers"));
+    match run(connection, command, counts).await? {
+        Value::BulkString(numbers) => Reply::read(&numbers).ok_or_else(unexpected),
+        _ => Err(unexpected()),
+    }
 }
 
 /// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.

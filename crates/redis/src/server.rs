@@ -56,14 +56,20 @@ fn is_old(version: &str) -> bool {
     (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0)) < (6, 2)
 }
 
+/// What a user must be allowed to do: the script and what it calls; and for databases, sentinels and clusters to connect.
+const RIGHTS: &str = "the user may not do this: `ACL SETUSER name ~tg:* +@read +@write +eval +evalsha +time +info +ping \
+    +select +role +cluster|slots +asking`, with the prefix of the keys if it is not tg";
+
 /// An error of a server, and what to do about it.
 pub(crate) fn explain(error: &RedisError) -> String {
+    let text = error.to_string();
+    let says = |part: &str| text.contains(part);
     let advice = match error.code() {
         Some("WRONGPASS") => "user or password are wrong: redis://user:password@host",
         Some("NOAUTH") => "it wants a password: redis://:password@host, or redis://user:password@host",
-        Some("NOPERM") => {
-            "the user may not do this: `ACL SETUSER name ~tg:* +@read +@write +@sortedset +eval +evalsha +time +info`"
-        }
+        Some("NOPERM") => RIGHTS,
+        // Where the client tells it in words of its own.
+        _ if says("no permissions") => RIGHTS,
         Some("OOM") => "its memory is full: raise maxmemory, or let other keys of this server expire",
         Some("BUSY") => "another script keeps it busy: `SCRIPT KILL` ends it",
         Some("READONLY") => "this is a replica: give the address of the primary, or of its sentinels",
@@ -74,13 +80,31 @@ pub(crate) fn explain(error: &RedisError) -> String {
             "this is a node of a cluster: write redis-cluster:// in place of redis://"
         }
         Some("MISCONF") => "it cannot save its data and refuses writes: its own log says why",
-        _ if error.to_string().contains("cluster support disabled") => {
+        _ if says("cluster support disabled") => {
             "this is no cluster: write redis:// in place of redis-cluster://"
+        }
+        _ if says("unknown command 'CLUSTER'") || says("unknown command 'cluster'") => {
+            "this is no cluster: write redis:// for a server, redis-sentinel://host:26379/master-name for a sentinel"
+        }
+        _ if says("does not point to a sentinel") => {
+            "this is no sentinel: write redis:// in place of redis-sentinel://"
+        }
+        _ if error.kind() == ErrorKind::MasterNameNotFoundBySentinel => {
+            "no sentinel knows a master of this name: `SENTINEL MASTERS` tells those that they know"
+        }
+        _ if says("DB index is out of range") => {
+            "it has fewer databases: `CONFIG GET databases` says how many"
+        }
+        _ if says("UnknownIssuer") || says("BadSignature") => {
+            "its certificate is of an authority that is not trusted here: add ?ca=FILE with the right one (PEM)"
+        }
+        _ if says("CertificateRequired") => {
+            "it wants a certificate from its clients: add ?cert=FILE&key=FILE (PEM)"
         }
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "user or password are wrong, or it wants none: redis://user:password@host"
         }
-        _ => return error.to_string(),
+        _ => return text,
     };
-    format!("{error} ({advice})")
+    format!("{text} ({advice})")
 }

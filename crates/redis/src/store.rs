@@ -19,7 +19,7 @@ use crate::limits::{Parameters, Room};
 use crate::link::{Link, Nature, Status};
 use crate::nodes::{NODES, Nodes};
 use crate::stats::RedisStats;
-use crate::wire::{Act, Item, MAX_ITEMS, Message, Reply};
+use crate::wire::{Act, Item, Keys, MAX_ITEMS, Message, Reply};
 
 /// Keeps the states of all limits in Redis, where many processes share them. Clones share rules and connection.
 ///
@@ -342,12 +342,17 @@ impl Known {
 
     fn item(&self, names: &Names, subject: Subject, act: Act, ask: Ask) -> Item<'_> {
         let own = |suffix| names.own(subject, self.family, suffix);
-        let keys = match self.parameters.room() {
-            Room::Rates => (names.rates(subject), None),
-            Room::Log => (own(":l"), None),
-            Room::Leases => (own(":o"), None),
-            Room::Fleet => (own(":o"), Some(own(":c"))),
-        };
+        let mut keys = Keys::new();
+        match self.parameters.room() {
+            Room::Rates => {}
+            Room::Log => keys.push(own(":l")),
+            Room::Leases => keys.push(own(":o")),
+            Room::Fleet => keys.extend([own(":o"), own(":c")]),
+        }
+        // All but logs have a record in the subject's one string.
+        if self.parameters.room() != Room::Log {
+            keys.push(names.rates(subject));
+        }
         Item { family: self.family, parameters: &self.parameters, since: self.since, act, ask, keys }
     }
 }

@@ -16,6 +16,7 @@
 //! lease     16 bytes
 //! ```
 
+use smallvec::SmallVec;
 use tollgate_core::concurrency::InProgress;
 use tollgate_core::limit::{Ask, Op};
 use tollgate_core::{Nanos, Outcome, Timestamp};
@@ -26,11 +27,11 @@ use crate::limits::{CRITICAL, Parameters, Room, double, is_leased};
 /// The groups of one call: keys, and the argument but for the time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Message {
-    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) keys: Keys,
     groups: Vec<u8>,
     pub(crate) items: usize,
     /// Where the positions of keys stand in `groups`.
-    positions: Vec<usize>,
+    positions: SmallVec<[usize; 3]>,
     /// Whether leases are taken.
     takes_leases: bool,
 }
@@ -67,15 +68,18 @@ pub(crate) struct Item<'a> {
     pub(crate) since: Option<u64>,
     pub(crate) act: Act,
     pub(crate) ask: Ask,
-    /// Its key, or its two keys.
-    pub(crate) keys: (Vec<u8>, Option<Vec<u8>>),
+    /// Its keys, one behind the other in `KEYS`. The first one tells which the others are.
+    pub(crate) keys: Keys,
 }
 
-/// Items that a group may have.
-pub(crate) const MAX_ITEMS: usize = u16::MAX as usize / 2;
+/// The keys of an item.
+pub(crate) type Keys = SmallVec<[Vec<u8>; 3]>;
 
-/// Numbers of an item in the reply.
-pub(crate) const NUMBERS: usize = 5;
+/// Items that a group may have.
+pub(crate) const MAX_ITEMS: usize = u16::MAX as usize / 3;
+
+/// Numbers of an item in the reply: allowed, remaining, retry after, reset after, delay.
+const NUMBERS: usize = 5;
 
 /// Bytes of an item, and where its kind and its op stand.
 const ITEM: usize = 84;
@@ -88,6 +92,7 @@ impl Message {
     }
 
     pub(crate) fn begin_group(&mut self, items: usize) {
+        self.groups.reserve(2 + items * ITEM);
         // The store sees to it that they are no more.
         self.groups.extend_from_slice(&u16::try_from(items).unwrap_or(u16::MAX).to_le_bytes());
     }
@@ -117,36 +122,15 @@ impl Message {
         self.groups.extend_from_slice(&number.to_le_bytes());
     }
 
-    fn position(&mut self, (key, second): (Vec<u8>, Option<Vec<u8>>)) -> u16 {
-        let known = self.keys.iter().position(|known| *known == key);
+    fn position(&mut self, keys: Keys) -> u16 {
+        let added = keys.len();
+        // A rate's one key may stand there as another's last: then it is found, too.
+        let known = self.keys.windows(keys.len()).position(|known| known == keys.as_slice());
         let position = known.unwrap_or_else(|| {
-            self.keys.push(key);
-            let first = self.keys.len() - 1;
-            self.keys.extend(second);
-            first
+            self.keys.extend(keys);
+            self.keys.len() - added
         });
         u16::try_from(position + 1).unwrap_or(u16::MAX)
-    }
-
-    /// This message with another one's groups behind its own.
-    pub(crate) fn followed_by(mut self, other: &Self) -> Self {
-        let shift = u16::try_from(self.keys.len()).unwrap_or(u16::MAX);
-        let start = self.groups.len();
-        self.groups.extend_from_slice(&other.groups);
-        for &at in &other.positions {
-            let at = start + at;
-            if let Some(bytes) = self.groups.get_mut(at..at + 2)
-                && let [low, high] = *bytes
-            {
-                let moved = u16::from_le_bytes([low, high]).saturating_add(shift);
-                bytes.copy_from_slice(&moved.to_le_bytes());
-            }
-            self.positions.push(at);
-        }
-        self.keys.extend_from_slice(&other.keys);
-        self.items += other.items;
-        self.takes_leases |= other.takes_leases;
-        self
     }
 
     /// What gives back the leases that this message has taken by its reply, or may have taken if there is none.
@@ -178,15 +162,34 @@ impl Message {
         back.keys.clone_from(&self.keys);
         Some(back)
     }
+}
 
-    /// The script's argument, at a time of the caller's own or at the server's.
-    pub(crate) fn argument(&self, at: Option<Timestamp>) -> Vec<u8> {
-        let mut argument = Vec::with_capacity(8 + self.groups.len());
-        let now = at.map_or(-1.0, |at| double(at.as_nanos() / 1000));
-        argument.extend_from_slice(&now.to_le_bytes());
-        argument.extend_from_slice(&self.groups);
-        argument
+/// The script's argument for messages that are sent as one, whose keys follow each other; at a time of the caller's own
+/// or at the server's.
+pub(crate) fn argument<'m>(
+    messages: impl Iterator<Item = &'m Message> + Clone,
+    at: Option<Timestamp>,
+) -> Vec<u8> {
+    let size = messages.clone().map(|message| message.groups.len()).sum::<usize>();
+    let mut argument = Vec::with_capacity(8 + size);
+    let now = at.map_or(-1.0, |at| double(at.as_nanos() / 1000));
+    argument.extend_from_slice(&now.to_le_bytes());
+    let mut shift = 0;
+    for message in messages {
+        let start = argument.len();
+        argument.extend_from_slice(&message.groups);
+        for &position in &message.positions {
+            let position = start + position;
+            if let Some(bytes) = argument.get_mut(position..position + 2)
+                && let [low, high] = *bytes
+            {
+                let moved = u16::from_le_bytes([low, high]).saturating_add(shift);
+                bytes.copy_from_slice(&moved.to_le_bytes());
+            }
+        }
+        shift = shift.saturating_add(u16::try_from(message.keys.len()).unwrap_or(u16::MAX));
     }
+    argument
 }
 
 /// What the script answered to one message.
@@ -194,20 +197,35 @@ impl Message {
 pub(crate) struct Reply {
     /// When it was decided.
     pub(crate) now: Timestamp,
-    pub(crate) numbers: Vec<i64>,
+    items: Vec<[i64; NUMBERS]>,
 }
 
 impl Reply {
+    /// From the doubles that the script answers with.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        // The script's numbers are whole.
+        let number = |bytes: [u8; 8]| f64::from_le_bytes(bytes) as i64;
+        let (now, items) = bytes.split_first_chunk()?;
+        let (numbers, []) = items.as_chunks() else { return None };
+        let (items, []) = numbers.as_chunks::<NUMBERS>() else { return None };
+        let now = Timestamp::from_nanos(number(*now).unsigned_abs().saturating_mul(1000));
+        Some(Self { now, items: items.iter().map(|item| item.map(number)).collect() })
+    }
+
+    /// The replies to messages with so many items each that were sent as one.
+    pub(crate) fn split(self, items: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
+        let mut rest = self.items.into_iter();
+        items.map(move |count| Self { now: self.now, items: rest.by_ref().take(count).collect() })
+    }
+
     /// The outcome of each item.
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = Outcome> + '_ {
-        self.numbers.as_chunks::<NUMBERS>().0.iter().map(|&[allowed, remaining, retry, reset, delay]| {
-            Outcome {
-                allowed: allowed > 0,
-                remaining: remaining.unsigned_abs(),
-                retry_after: (retry >= 0).then(|| nanos(retry)),
-                reset_after: nanos(reset),
-                delay: nanos(delay),
-            }
+        self.items.iter().map(|&[allowed, remaining, retry, reset, delay]| Outcome {
+            allowed: allowed > 0,
+            remaining: remaining.unsigned_abs(),
+            retry_after: (retry >= 0).then(|| nanos(retry)),
+            reset_after: nanos(reset),
+            delay: nanos(delay),
         })
     }
 
@@ -218,16 +236,16 @@ impl Reply {
 
     /// For each item, whether something was taken that an undo would have to give back.
     pub(crate) fn taken(&self) -> impl Iterator<Item = bool> + '_ {
-        self.numbers.as_chunks::<NUMBERS>().0.iter().map(|&[allowed, ..]| allowed == 1)
+        self.items.iter().map(|&[allowed, ..]| allowed == 1)
     }
 
     /// The answer to a count.
     pub(crate) fn in_progress(&self) -> InProgress {
-        match *self.numbers {
-            [_, other, critical, ..] => {
+        match self.items.first() {
+            Some([_, other, critical, ..]) => {
                 InProgress { critical: critical.unsigned_abs(), other: other.unsigned_abs() }
             }
-            _ => InProgress::default(),
+            None => InProgress::default(),
         }
     }
 }
@@ -245,7 +263,7 @@ mod tests {
 
     fn push(message: &mut Message, limit: &Limit, act: Act, key: &str) {
         let parameters = Parameters::of(limit).unwrap();
-        let keys = (key.as_bytes().to_vec(), None);
+        let keys = Keys::from_iter([key.as_bytes().to_vec(), b"string".to_vec()]);
         let ask = Ask { lease: LeaseId(7), ..Ask::from(2) };
         message.push(Item { family: [1; 8], parameters: &parameters, since: None, act, ask, keys });
     }
@@ -262,8 +280,8 @@ mod tests {
         assert!(message.takes_leases());
 
         let reply = |taken: [i64; 3]| {
-            let numbers = taken.iter().flat_map(|allowed| [*allowed, 0, 0, 0, 0]).collect();
-            Reply { now: Timestamp::ZERO, numbers }
+            let items = taken.iter().map(|allowed| [*allowed, 0, 0, 0, 0]).collect();
+            Reply { now: Timestamp::ZERO, items }
         };
         let mut expected = Message::default();
         expected.begin_group(1);

@@ -390,7 +390,13 @@ async fn busy_is_no_answer() {
 async fn out_of_memory_is_no_answer() {
     let server = RedisServer::start();
     let fill = || drop(server.command(&["CONFIG", "SET", "maxmemory", "1mb"]));
-    refusal(&server, fill, || drop(server.command(&["CONFIG", "SET", "maxmemory", "0"])), "its memory is full").await;
+    refusal(
+        &server,
+        fill,
+        || drop(server.command(&["CONFIG", "SET", "maxmemory", "0"])),
+        "its memory is full",
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -435,7 +441,13 @@ async fn a_password_that_was_changed_is_no_answer() {
 async fn a_right_that_was_taken_away_is_no_answer() {
     let server = RedisServer::start();
     let take = || drop(server.command(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]));
-    refusal(&server, take, || drop(server.command(&["ACL", "SETUSER", "default", "+@all"])), "the user may not do this").await;
+    refusal(
+        &server,
+        take,
+        || drop(server.command(&["ACL", "SETUSER", "default", "+@all"])),
+        "the user may not do this",
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -625,4 +637,52 @@ async fn a_server_whose_clock_steps_back_locks_nobody_out_and_gives_nobody_a_bur
         assert_eq!(passes(86_400).await, 10, "limit {number}: a step forward gives one burst");
         assert_eq!(passes(86_400).await, 0, "limit {number}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_call_writes_nothing_whoever_refuses() {
+    let server = RedisServer::start();
+    // No heartbeat in between: it writes.
+    let store = RedisStore::builder(server.url()).secret("s").deadline(Duration::from_secs(1));
+    let store = store.heartbeat(Duration::from_secs(3600)).build().unwrap();
+    store.ready().await.unwrap();
+    let day = Nanos::from_secs(86_400);
+    let limits = [
+        Limit::token_bucket(5, 1, day).unwrap(),
+        Limit::sliding_window(5, day).unwrap(),
+        Limit::sliding_log(5, day).unwrap(),
+        Limit::leases(5, day).unwrap(),
+        Limit::fleet(5, (0, 1), tollgate::FleetMode::Allocation, day).unwrap(),
+    ];
+    let define = |number: usize, limit: Limit| store.define(&format!("limit {number}"), limit).unwrap();
+    let rules: Vec<Rule> =
+        limits.into_iter().enumerate().map(|(number, limit)| define(number, limit)).collect();
+    let mut id = 0;
+    let mut call = async |of: &[(usize, &str)]| {
+        id += 1;
+        let charge = |&(rule, key): &(usize, &'static str)| Charge {
+            rule: rules[rule],
+            key: key.into(),
+            ask: lease(id),
+        };
+        let of: Vec<(usize, &'static str)> =
+            of.iter().map(|&(rule, key)| (rule, if key == "full" { "full" } else { "empty" })).collect();
+        store.charge(&of.iter().map(charge).collect::<Vec<_>>(), None).await.unwrap()
+    };
+    for rule in 0..5 {
+        for _ in 0..5 {
+            assert!(call(&[(rule, "full")]).await.allowed);
+        }
+    }
+    let changes = || server.info("persistence", "rdb_changes_since_last_save").unwrap();
+    let before = changes();
+    for rule in 0..5 {
+        assert!(!call(&[(rule, "full")]).await.allowed);
+        for other in (0..5).filter(|other| *other != rule) {
+            let verdict = call(&[(other, "empty"), (rule, "full"), (other, "full")]).await;
+            assert!(!verdict.allowed && verdict.outcomes[0].allowed);
+            assert_eq!(verdict.outcomes[0].remaining, 5, "as if nothing had happened");
+        }
+    }
+    assert_eq!(changes(), before);
 }

@@ -3,7 +3,8 @@
         local full = p1 * p2
         local debt = a - p3 * (n - t)
         if debt < 0 then debt = 0 elseif debt > full then debt = full end
-        remaining, reset = floor((full - debt) / p2), ceil(debt / p3)
+        local free = full - debt
+        remaining, reset = (free - free % p2) / p2, (debt + -debt % p3) / p3
         na = debt
         if op <= 1 then
           if cost > p1 then
@@ -25,4 +26,7 @@
         else
           yes = false
         end
-        if write then after, reset_then = floor((full - na) / p2), ceil(na / p3) end
+        if write then
+          free = full - na
+          after, reset_then = (free - free % p2) / p2, (na + -na % p3) / p3
+        end

@@ -1,5 +1,3 @@
-          local old_kind, o1, o2, o3, e
-          old_kind, o1, o2, o3, a, b, t, e = unpack('<Bddddddd', s, from + 8)
           -- The instant of the change, if the caller knows it; else now.
           local change = since >= 0 and since < now and since or now
           if change < t then change = t end

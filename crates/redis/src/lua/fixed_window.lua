@@ -7,7 +7,7 @@
         elseif n < p3 then
           start, ends = 0, p3
         else
-          start = floor((n - p3) / p2) * p2 + p3
+          start = n - (n - p3) % p2
           ends = start + p2
         end
         if kind == 1 and t < start then a = 0 end

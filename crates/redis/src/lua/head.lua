@@ -1,12 +1,15 @@
 -- Decides groups of charges, each group all or nothing. Times are microseconds.
 --
 -- ARGV[1]: now (-1: Redis's own time), then per group the number of its items and the items; see wire.rs.
--- Reply: now, then five integers per item: allowed (2: by a lease that was held before), remaining, retry after (-1: never), reset after, delay.
+-- Reply: now, then per item: allowed (2: by a lease that was held before), remaining, retry after (-1: never), reset
+-- after, delay; all as doubles in one string.
 --
--- One screen of branches, not functions: a closure per call would cost as much as the decision.
-local call, unpack, pack, sub = redis.call, struct.unpack, struct.pack, string.sub
+-- Written for speed. One screen of branches, not functions: a closure per call would cost as much as the decision.
+-- `x - x % 1` rounds down and `x + -x % 1` up, at a tenth of the cost of a call. Scores are written by `%d`, and hardly
+-- ever read: Redis takes its time to write a double.
+local call, unpack, pack, sub, find, format = redis.call, struct.unpack, struct.pack, string.sub, string.find, string.format
 local floor, ceil = math.floor, math.ceil
-local arg = ARGV[1]
+local KEYS, arg = KEYS, ARGV[1]
 local now, at = unpack('<d', arg)
 local spare = 0
 if now < 0 then
@@ -20,154 +23,193 @@ end
 -- A step back of up to this is the clock's and is waited out; after a longer one states go on from the new time.
 local BACK = 60000000
 
-local rates, changed_rates, any_rates = {}, {}, false
-local logs = {}
-local reply, last = { now }, 1
-
+-- Strings by their keys, and those that have to be written: most often there is but one. Logs tell how long they last.
+local strings, changed, others_changed, lasts = {}, nil, nil, nil
 local size = #arg
+-- The replies to all items; the one to a single item is returned as it is.
+local replies, only, last = size > 94 and { pack('<d', now) }, nil, 1
+
 while at <= size do
   local count
   count, at = unpack('<I2', arg, at)
-  local first, all = last, true
-  -- Per item: what to do if the whole group passes, and the answer if it does.
-  local act, key, value, remaining_after, reset_after_it = {}, {}, {}, {}, {}
+  -- Everything is done as if no item refused. If one does, strings are put back as they were, sets have not been touched
+  -- yet, and all items are looked at once more, dry, for the answers.
+  local dry, start, first = false, at, last
+  local mine, before, others_before
+  local set, set_other, sweep, score, units, lease, lease_lasts, more_leases
 
-  for item = 1, count do
-    local head = sub(arg, at, at + 32)
-    local id, kind, p1, p2, p3, op, k, cost, taken, since, extra, lease
-    id, kind, p1, p2, p3, op, k, cost, taken, since, extra, lease, at =
-      unpack('<c8BdddBI2ddddc16', arg, at)
+  local item = 1
+  while item <= count do
+    local kind, p1, p2, p3, op, k, cost, taken, since, extra = unpack('<BdddBI2dddd', arg, at + 8)
     if taken < 0 then taken = now end
-    -- The same key may have come with several messages, each time under another number.
-    local name = KEYS[k]
     local yes, remaining, retry, reset, delay = true, 0, 0, 0, 0
-    -- What is to be stored, and the answer then.
+    -- The new string, and the answer when it is in place.
     local put, after, reset_then = nil, 0, 0
-    -- Whether the lease was held before, so that nothing was taken.
-    local kept = false
+    -- 2: the lease was held before, so that nothing was taken.
+    local taking = 1
 
-    if kind <= 4 then
-      -- Rates: records of 65 bytes in the subject's one string: id, kind, three parameters; a, b, written, idle from.
-      local s = rates[name]
-      if not s then
-        s = call('GET', name) or ''
-        if #s % 65 ~= 0 then s = '' end
-        rates[name] = s
-      end
-      local a, b, t, from = 0, -1, 0, 1
-      local length = #s
-      while from <= length and sub(s, from, from + 32) ~= head do from = from + 65 end
-      local moved = false
-      if from <= length then
-        a, b, t = unpack('<ddd', s, from + 33)
-      elseif length > 0 then
-        from = 1
-        while from <= length and sub(s, from, from + 7) ~= id do from = from + 65 end
-        if from <= length then
-          -- Charged under other parameters.
-          moved = true
+    -- Leases and fleets have their sets first. The same key may have come with several messages, each time under another
+    -- number.
+    local name = KEYS[kind <= 6 and k or kind - 6 + k]
+    local s = strings[name]
+    if not s then
+      s = call('GET', name) or ''
+      strings[name] = s
+    end
+    local length = #s
+    if kind == 5 or kind == 6 then
+      local head = sub(arg, at, at + 32)
+--@log
+    else
+      -- Records of 65 bytes in the subject's one string: id, kind, three parameters; a, b, written, idle from.
+      local a, b, t, e = 0, -1, 0, 0
+      local head = sub(arg, at, at + 32)
+      if length % 65 ~= 0 then s, length = '', 0 end
+      local from = find(s, head, 1, true)
+      -- What looks like a record may be the end of one and the start of the next.
+      while from and from % 65 ~= 1 do from = find(s, head, from + 1, true) end
+      local known, moved = from, false
+      if from then
+        a, b, t, e = unpack('<dddd', s, from + 33)
+      else
+        from = length + 1
+        if length > 0 then
+          local id = sub(head, 1, 8)
+          local other = find(s, id, 1, true)
+          while other and other % 65 ~= 1 do other = find(s, id, other + 1, true) end
+          if other then
+            -- Charged under other parameters. Requests in progress are no usage of a rate, nor the reverse.
+            from = other
+            local old_kind, o1, o2, o3
+            old_kind, o1, o2, o3, a, b, t, e = unpack('<Bddddddd', s, from + 8)
+            if old_kind <= 4 and kind <= 4 then
+              moved = true
 --@convert
+            elseif old_kind <= 4 or kind <= 4 then
+              a, b, t, e = 0, -1, 0, 0
+            else
+              known = from
+            end
+          end
         end
       end
       local n = now
-      if t > n then
-        if t - n <= BACK then
-          n = t
-        else
-          if b >= 0 then b = b - (t - n) end
-          t, moved = n, true
+      if kind <= 4 then
+        if t > n then
+          if t - n <= BACK then
+            n = t
+          else
+            if b >= 0 then b = b - (t - n) end
+            t, moved = n, true
+          end
         end
-      end
-      if moved then
-        -- Converted or set back: that has to be kept even if the call is refused. It is idle after the longest that such
-        -- a limit can take, or sooner.
-        local longest = kind == 0 and ceil(p1 * p2 / p3) or kind == 4 and ceil(p1 / p2) * p3 or 2 * p2
-        s = sub(s, 1, from - 1) .. head .. pack('<dddd', a, b, t, n + longest) .. sub(s, from + 65)
-        rates[name], changed_rates[name], any_rates = s, true, true
-      end
-      -- The new state; what was there stays unless a branch says otherwise.
-      local na, nb, write = a, b, false
-      if op == 6 then
-        -- Forget the key under this family, whatever the parameters.
-        if from <= length then
-          rates[name] = sub(s, 1, from - 1) .. sub(s, from + 65)
-          changed_rates[name], any_rates = true, true
+        if moved then
+          -- Converted or set back: that has to be kept even if the call is refused. It is idle after the longest that such
+          -- a limit can take, or sooner.
+          local longest = kind == 0 and p1 * p2 / p3 + 1 or kind == 4 and (p1 / p2 + 1) * p3 or 2 * p2
+          s = sub(s, 1, from - 1) .. pack('<c33dddd', head, a, b, t, n + longest - longest % 1) .. sub(s, from + 65)
+          strings[name] = s
+          if not changed then changed = name elseif changed ~= name then others_changed = others_changed or {}; others_changed[name] = true end
         end
-      elseif kind == 0 then
+        -- The new state; what was there stays unless a branch says otherwise.
+        local na, nb, write = a, b, false
+        if op == 6 then
+          -- Forget the key under this family, whatever the parameters.
+          if from <= length then
+            strings[name] = sub(s, 1, from - 1) .. sub(s, from + 65)
+            if not changed then changed = name elseif changed ~= name then others_changed = others_changed or {}; others_changed[name] = true end
+          end
+        elseif kind == 0 then
 --@bucket
-      elseif kind <= 2 then
+        elseif kind <= 2 then
 --@fixed_window
-      elseif kind == 3 then
+        elseif kind == 3 then
 --@sliding_window
-      else
+        else
 --@interval_bucket
-      end
-      if write then
-        put = head .. pack('<dddd', na, nb, n, n + reset_then)
-      end
-      if put then act[item], key[item], value[item] = 1, name, put end
-    elseif kind == 5 or kind == 6 then
---@log
-    else
+        end
+        if write and not dry then
+          put = pack('<c33dddd', head, na, nb, n, n + reset_then)
+          if length > 65 or from > 1 then put = sub(s, 1, from - 1) .. put .. sub(s, from + 65) end
+        end
+      else
 --@concurrency
+      end
     end
 
     -- Only charges can refuse each other.
-    if not yes and op < 2 then all = false end
-    remaining_after[item], reset_after_it[item] = after, reset_then
-    reply[last + 1], reply[last + 2], reply[last + 3] = yes and (kept and 2 or 1) or 0, remaining, retry
-    reply[last + 4], reply[last + 5] = reset, delay
-    last = last + 5
+    if not yes and op < 2 and count > 1 and not dry then
+      if before then strings[mine] = before end
+      if others_before then
+        for other, was in pairs(others_before) do strings[other] = was end
+      end
+      before, others_before, set, more_leases = nil, nil, nil, nil
+      dry, at, last, item = true, start, first, 1
+    else
+      if put then
+        if count == 1 and #put == 65 then
+          -- Alone in its group and in its string, as most are.
+          strings[name] = put
+          if reset_then > 0 then
+            call('SET', name, put, 'PX', (reset_then + -reset_then % 1000) / 1000 + spare)
+          else
+            strings[name] = ''
+            call('DEL', name)
+          end
+        else
+          if not before then
+            mine, before = name, s
+          elseif mine ~= name then
+            others_before = others_before or {}
+            others_before[name] = others_before[name] or s
+          end
+          strings[name] = put
+        end
+        remaining, reset = after, reset_then
+      end
+      local answer = yes and taking or 0
+      last = last + 1
+      if replies then
+        replies[last] = pack('<ddddd', answer, remaining, retry, reset, delay)
+      else
+        only = pack('<dddddd', now, answer, remaining, retry, reset, delay)
+      end
+      at, item = at + 84, item + 1
+    end
   end
 
-  for item = 1, count do
-    local what = act[item]
-    -- 4: a refused call that counts all the same.
-    if what and (all or what == 4) then
-      local name, v = key[item], value[item]
-      local place = first + 5 * (item - 1)
-      if what == 1 then
-        local s, id = rates[name], sub(v, 1, 8)
-        local from, length = 1, #s
-        while from <= length and sub(s, from, from + 7) ~= id do from = from + 65 end
-        if length <= 65 and from == 1 then
-          rates[name] = v
-        else
-          rates[name] = sub(s, 1, from - 1) .. v .. sub(s, from + 65)
-        end
-        changed_rates[name], any_rates = true, true
-      elseif what == 3 then
+  while set do
 --@concurrency_commit
-      else
-        logs[name] = v
-        local until_idle = reset_after_it[item]
-        if until_idle > 0 then
-          call('SET', name, v, 'PX', ceil(until_idle / 1000) + spare)
-        else
-          logs[name] = ''
-          call('DEL', name)
-        end
+  end
+  if before then
+    local name = mine
+    if not changed then changed = name elseif changed ~= name then others_changed = others_changed or {}; others_changed[name] = true end
+    if others_before then
+      for name in pairs(others_before) do
+        if not changed then changed = name elseif changed ~= name then others_changed = others_changed or {}; others_changed[name] = true end
       end
-      reply[place + 2], reply[place + 4] = remaining_after[item], reset_after_it[item]
     end
   end
 end
 
-if any_rates then
-  for name in pairs(changed_rates) do
-    local s = rates[name]
-    local idle = now
-    for from = 1, #s, 65 do
-      local e = unpack('<d', s, from + 57)
+while changed do
+  local s = strings[changed]
+  local idle = lasts and lasts[changed]
+  if not idle then
+    idle = now + 1
+    for from = 58, #s, 65 do
+      local e = unpack('<d', s, from)
       if e > idle then idle = e end
     end
-    if s == '' then
-      call('DEL', name)
-    else
-      local ttl = ceil((idle - now) / 1000)
-      if ttl < 1 then ttl = 1 end
-      call('SET', name, s, 'PX', ttl + spare)
-    end
+    idle = idle - now
   end
+  if s == '' or idle <= 0 then
+    call('DEL', changed)
+  else
+    call('SET', changed, s, 'PX', (idle + -idle % 1000) / 1000 + spare)
+  end
+  changed = others_changed and next(others_changed)
+  if changed then others_changed[changed] = nil end
 end
-return reply
+if replies then return table.concat(replies) end
+return only

@@ -1,13 +1,8 @@
       -- A key of its own: kind and three parameters, the sum before the first entry, the last write, then entries of 16
       -- bytes, oldest first: when, and the sum up to and with it. p1 limit, p2 how long an entry counts, p3 grain; extra: the smallest
       -- distance between two calls; kind 6 counts refused calls too.
-      local s = logs[name]
-      if not s then
-        s = call('GET', name) or ''
-        if #s % 16 ~= 9 or #s < 41 then s = '' end
-        logs[name] = s
-      end
-      local length = s == '' and 0 or (#s - 41) / 16
+      if length % 16 ~= 9 or length < 41 then s = '' end
+      length = s == '' and 0 or (length - 41) / 16
       local before, written = 0, 0
       if s ~= '' then before, written = unpack('<dd', s, 26) end
       if length > 0 and sub(s, 2, 25) ~= sub(head, 10, 33) then
@@ -28,7 +23,7 @@
               parts[i + 1] = pack('<dd', newest, c)
             end
             s = table.concat(parts)
-            logs[name] = s
+            strings[name] = s
             call('SET', name, s, 'PX', ceil(p2 / 1000) + spare)
           end
         end
@@ -97,7 +92,9 @@
             if extra > 0 and cost > 0 and newest and newest + extra - n > retry then retry = newest + extra - n end
           end
         end
-        if put then act[item], key[item], value[item] = yes and 2 or 4, name, put end
+        -- A refused call that counts is written when it is known that all of its group are refused.
+        if put and (yes and dry or not yes and not dry and count > 1) then put = nil end
+        if put then lasts = lasts or {}; lasts[name] = reset_then end
       elseif op <= 3 then
         -- The charge's own entry first, then what came before it; an undo touches its own only.
         local entries, weights, m = {}, {}, 0
@@ -127,10 +124,11 @@
           end
           put = table.concat(parts)
           after, reset_then = p1 > total and p1 - total or 0, latest and latest + p2 - n or 0
-          act[item], key[item], value[item] = 2, name, put
+          lasts = lasts or {}
+          lasts[name] = reset_then
         end
       elseif op == 6 then
-        logs[name] = ''
+        strings[name] = ''
         call('DEL', name)
       else
         yes = false

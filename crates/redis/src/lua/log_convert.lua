@@ -25,5 +25,5 @@
         end
         s = sub(head, 9, 33) .. pack('<dd', base, change) .. table.concat(parts, '', from, c)
         length, before, written = c - from + 1, base, change
-        logs[name] = s
+        strings[name] = s
         call('SET', name, s, 'PX', ceil(p2 / 1000) + spare + (length == 0 and 1 or 0))
