@@ -161,7 +161,8 @@
             if b < 0 or ends < b then b = ends end
             if not dry then
               put = pack('<c33dddd', head, others_then + criticals_then * MANY, b, n, newest)
-              if length > 65 or from > 1 then put = sub(s, 1, from - 1) .. put .. sub(s, from + 65) end
+              if from > 1 then put = sub(s, 1, from - 1) .. put end
+              if from + 65 <= length then put = put .. sub(s, from + 65) end
               if set then
                 -- Another lease of this group comes first.
                 more_leases = { set, set_other, sweep, score, units, lease, lease_lasts, more_leases }

@@ -27,7 +27,7 @@ local BACK = 60000000
 local strings, changed, others_changed, lasts = {}, nil, nil, nil
 local size = #arg
 -- The replies to all items; the one to a single item is returned as it is.
-local replies, only, last = size > 94 and { pack('<d', now) }, nil, 1
+local replies, only, last = size > 94 and { pack('<d', now), '', '', '' }, nil, 1
 
 while at <= size do
   local count
@@ -130,7 +130,8 @@ while at <= size do
         end
         if write and not dry then
           put = pack('<c33dddd', head, na, nb, n, n + reset_then)
-          if length > 65 or from > 1 then put = sub(s, 1, from - 1) .. put .. sub(s, from + 65) end
+          if from > 1 then put = sub(s, 1, from - 1) .. put end
+          if from + 65 <= length then put = put .. sub(s, from + 65) end
         end
       else
 --@concurrency
@@ -211,5 +212,5 @@ while changed do
   changed = others_changed and next(others_changed)
   if changed then others_changed[changed] = nil end
 end
-if replies then return table.concat(replies) end
+if replies then return table.concat(replies, '', 1, last) end
 return only

@@ -35,11 +35,23 @@ pub async fn node(address: &str) -> Arc<Safe> {
     node
 }
 
+/// A node that has connected and whose decisions may take their time: for tests in which a busy machine must not be
+/// taken for a fault.
+pub async fn patient_node(address: &str) -> Arc<Safe> {
+    let node = build(address, Duration::from_secs(5));
+    node.shared().ready().await.unwrap();
+    node
+}
+
 /// A node that may or may not have connected.
 pub fn unready_node(address: &str) -> Arc<Safe> {
+    build(address, DEADLINE)
+}
+
+fn build(address: &str, deadline: Duration) -> Arc<Safe> {
     let store = RedisStore::builder(address)
         .secret("the tests' own")
-        .deadline(DEADLINE)
+        .deadline(deadline)
         .heartbeat(Duration::from_millis(100))
         .build();
     Arc::new(Failsafe::new(store.unwrap()))
@@ -47,7 +59,16 @@ pub fn unready_node(address: &str) -> Arc<Safe> {
 
 /// So many nodes that all know of each other.
 pub async fn nodes(address: &str, count: u64) -> Vec<Arc<Safe>> {
-    let nodes = join_all((0..count).map(|_| node(address))).await;
+    know_of_each_other(join_all((0..count).map(|_| node(address))).await).await
+}
+
+/// The same, of [`patient_node`]s.
+pub async fn patient_nodes(address: &str, count: u64) -> Vec<Arc<Safe>> {
+    know_of_each_other(join_all((0..count).map(|_| patient_node(address))).await).await
+}
+
+async fn know_of_each_other(nodes: Vec<Arc<Safe>>) -> Vec<Arc<Safe>> {
+    let count = nodes.len() as u64;
     until("all nodes know of each other", || nodes.iter().all(|node| node.nodes() == count)).await;
     nodes
 }
@@ -105,9 +126,23 @@ pub async fn left(store: &Safe, rule: Rule, key: &str) -> u64 {
     outcome.remaining
 }
 
-/// Whether the shared store decides again.
+/// Waits until the shared store decides again.
 pub async fn until_exact(store: &Safe) {
     until("the store is back", || !store.shared().health().degraded).await;
+}
+
+/// How many calls pass in a row of those that the shared store decides. It may go away once more on its way back.
+pub async fn admitted_by_shared(store: &Safe, rule: Rule, key: &str) -> u64 {
+    let mut count = 0;
+    loop {
+        until_exact(store).await;
+        let verdict = charge(store, rule, key).await;
+        match verdict.degraded.is_empty() {
+            true if verdict.allowed => count += 1,
+            true => return count,
+            false => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
 }
 
 /// Whether the shared store is left alone.
