@@ -53,11 +53,29 @@ fn a_store_that_is_not_there_and_an_address_that_is_none_are_told_at_once() {
 }
 
 #[test]
-fn every_vector_in_microseconds_passes_on_a_cluster() {
-    let cluster = Cluster::start(Flavour::Redis);
+fn every_vector_in_microseconds_passes_on_valkey_and_leaves_nothing_behind() {
+    let server = RedisServer::start_with(Flavour::Valkey, &[]);
+    let (text, code) = conformance("us", &server.url());
+    assert!(text.ends_with("8500 passed, 0 failed\n"), "{text}");
+    assert_eq!(code, Some(0));
+    assert_eq!(server.command(&["DBSIZE"]), ":0\r\n");
+}
+
+fn every_vector_in_microseconds_passes_on_a_cluster_of(flavour: Flavour) {
+    let cluster = Cluster::start(flavour);
     let (text, code) = conformance("us", &cluster.url());
     assert!(text.ends_with("8500 passed, 0 failed\n"), "{text}");
     assert_eq!(code, Some(0));
+}
+
+#[test]
+fn every_vector_in_microseconds_passes_on_a_cluster() {
+    every_vector_in_microseconds_passes_on_a_cluster_of(Flavour::Redis);
+}
+
+#[test]
+fn every_vector_in_microseconds_passes_on_a_cluster_of_valkey() {
+    every_vector_in_microseconds_passes_on_a_cluster_of(Flavour::Valkey);
 }
 
 #[test]

@@ -41,25 +41,29 @@ pub(crate) async fn call<'m>(
     };
     let unexpected =
         || RedisError::from((ErrorKind::UnexpectedReturnType, "the script answers with numbers"));
-    match run(connection, command, counts).await? {
+    let alone = messages.clone().nth(1).is_none();
+    match run(connection, command, alone, counts).await? {
         Value::BulkString(numbers) => Reply::read(&numbers).ok_or_else(unexpected),
         _ => Err(unexpected()),
     }
 }
 
 /// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.
+/// A slot whose keys are half here and half there is waited for, for as long as the caller likes; but messages that only
+/// travel together are not made to wait for each other's keys: they are told.
 async fn run(
     connection: &mut Connection,
     command: impl Fn(&str, &str) -> Cmd,
+    alone: bool,
     counts: &Counts,
 ) -> RedisResult<Value> {
     /// Redirects that are followed; a cluster that sends us round in circles is not asked for ever.
-    const REDIRECTS: u32 = 6;
-    /// A slot whose keys are half here and half there is whole again soon.
+    const REDIRECTS: u32 = 5;
     const MOVING: Duration = Duration::from_millis(2);
     let mut by_name = true;
     let mut pointed: Option<RedisError> = None;
-    for _ in 0..REDIRECTS {
+    let mut redirects = 0;
+    while redirects <= REDIRECTS {
         let command = if by_name { command("EVALSHA", sha()) } else { command("EVAL", SOURCE) };
         let sent = match &pointed {
             Some(error) => match connection.send_to(&command, error).await {
@@ -79,9 +83,14 @@ async fn run(
             }
             Some("MOVED" | "ASK") => {
                 counts.redirects.add(1);
+                redirects += 1;
                 pointed = Some(error);
             }
-            Some("TRYAGAIN") => tokio::time::sleep(MOVING).await,
+            Some("TRYAGAIN") if alone => {
+                // By then it may be all there, or all elsewhere.
+                tokio::time::sleep(MOVING).await;
+                pointed = None;
+            }
             _ => return Err(error),
         }
     }

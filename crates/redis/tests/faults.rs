@@ -302,6 +302,9 @@ async fn a_failover_to_a_replica_that_lags_gives_back_what_it_had_not_heard_of_a
     let is_synced =
         |server: &RedisServer| server.command(&["INFO", "replication"]).contains("master_link_status:up");
     until("the replica has caught up", || is_synced(&replica)).await;
+    // Before that it is not sent what is new.
+    until("the replica is online", || primary.command(&["INFO", "replication"]).contains("state=online"))
+        .await;
     let node = patient_node(&primary.url()).await;
     let rule = node.define("per user", once(100)).unwrap();
     for _ in 0..40 {

@@ -40,8 +40,9 @@ impl Cluster {
         self.nodes.iter().all(|node| {
             let info = node.command(&["CLUSTER", "INFO"]);
             let replication = node.command(&["INFO", "replication"]);
+            // A replica that has the data is sent what comes after it only when its primary knows so.
             info.contains("cluster_state:ok")
-                && (replication.contains("role:master") || replication.contains("master_link_status:up"))
+                && (replication.contains("state=online") || replication.contains("master_link_status:up"))
         })
     }
 

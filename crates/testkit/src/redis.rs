@@ -124,6 +124,8 @@ impl RedisServer {
             ])
             .args(["--dir", self.dir.to_str().expect("a plain path")])
             .args(["--unixsocket", &self.socket(), "--unixsocketperm", "700"])
+            // A replica that asks for the data gets it at once, and not after the five seconds in which others might ask.
+            .args(["--repl-diskless-sync-delay", "0"])
             .args(["--cluster-config-file", &format!("nodes-{}.conf", self.port)])
             .args(&self.arguments)
             .stdout(Stdio::null())

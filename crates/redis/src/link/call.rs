@@ -1,0 +1,93 @@
+//! One call, and what can become of it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::RedisError;
+use tokio::time::timeout;
+use tollgate_core::Timestamp;
+
+use super::{Job, OnItsWay, Shared};
+use crate::address::Connection;
+use crate::script;
+use crate::server;
+use crate::stats::Counts;
+use crate::wire::{Message, Reply};
+
+/// Sends jobs in one call; one by one, if the keys of some are on their way to another node.
+pub(super) async fn carry(
+    connection: Connection,
+    jobs: Vec<Job>,
+    shared: &Shared,
+    give_up: Duration,
+) -> Vec<(Job, Result<Reply, Problem>)> {
+    shared.calls.fetch_add(1, Ordering::AcqRel);
+    let _call = OnItsWay(&shared.calls);
+    let at = jobs.first().and_then(|job| job.at);
+    let sent = send(connection.clone(), messages(&jobs), at, &shared.counts, give_up).await;
+    match sent {
+        Ok(reply) => {
+            let sizes: Vec<_> = jobs.iter().map(|job| job.message.items).collect();
+            jobs.into_iter().zip(reply.split(sizes.into_iter()).map(Ok)).collect()
+        }
+        Err(problem) if problem.is_moving() && jobs.len() > 1 => {
+            let one = |job| send(connection.clone(), messages(job), at, &shared.counts, give_up);
+            let results = join_all(jobs.chunks(1).map(one)).await;
+            jobs.into_iter().zip(results).collect()
+        }
+        Err(problem) => jobs.into_iter().map(|job| (job, Err(problem.clone()))).collect(),
+    }
+}
+
+async fn send<'j>(
+    mut connection: Connection,
+    messages: impl Iterator<Item = &'j Message> + Clone,
+    at: Option<Timestamp>,
+    counts: &Counts,
+    give_up: Duration,
+) -> Result<Reply, Problem> {
+    match timeout(give_up, script::call(&mut connection, messages, at, counts)).await {
+        Ok(Ok(reply)) => Ok(reply),
+        Ok(Err(error)) => Err(Problem::Server(error)),
+        Err(_) => Err(Problem::Silence(give_up)),
+    }
+}
+
+fn messages(jobs: &[Job]) -> impl Iterator<Item = &Message> + Clone {
+    jobs.iter().map(|job| &job.message)
+}
+
+/// Why a call has no reply.
+#[derive(Clone)]
+pub(super) enum Problem {
+    Server(RedisError),
+    Silence(Duration),
+}
+
+impl Problem {
+    /// Whether the connection must not be used again.
+    pub(super) fn is_fatal(&self) -> bool {
+        match self {
+            Self::Silence(_) => true,
+            Self::Server(error) => {
+                let code = error.code().unwrap_or_default();
+                error.is_unrecoverable_error()
+                    || error.is_io_error()
+                    || matches!(code, "READONLY" | "LOADING" | "NOAUTH" | "MASTERDOWN" | "UNBLOCKED")
+            }
+        }
+    }
+
+    /// Whether nothing has run because keys are half here and half there.
+    pub(super) fn is_moving(&self) -> bool {
+        matches!(self, Self::Server(error) if error.code() == Some("TRYAGAIN"))
+    }
+
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Self::Server(error) => server::explain(error),
+            Self::Silence(time) => format!("no reply within {time:?}"),
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The task that keeps the connection: it takes decisions and chores from their queues, and knows when to leave a store
+//! alone and when to ask again.
+
+use std::collections::VecDeque;
+use std::iter::once;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
+
+use super::call::{Problem, carry};
+use super::parts::{Busy, Parts};
+use super::{CHORES, Ends, Job, Nature, Probe, Settings, Shared, Status, unavailable};
+use crate::address::{Connection, Servers, give_up};
+use crate::answer::{Answer, Chores};
+use crate::breaker::Breaker;
+use crate::script;
+use crate::server;
+use crate::stats::Counts;
+use crate::wire::{Message, Reply};
+
+/// Messages of one call.
+pub(super) const BATCH: usize = 32;
+/// The first wait before a server is asked again, and the longest.
+pub(super) const FIRST_WAIT: Duration = Duration::from_millis(50);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// The task's end.
+pub(super) struct Driver {
+    servers: Arc<Servers>,
+    queue: mpsc::Receiver<Job>,
+    inbox: mpsc::Receiver<Job>,
+    shared: Arc<Shared>,
+    status: watch::Sender<Status>,
+    /// Which connection a caller has found broken.
+    broken: watch::Receiver<u64>,
+    /// Decisions taken from the queue, not yet sent.
+    waiting: Vec<Job>,
+    chores: VecDeque<Job>,
+    unclaimed: Chores,
+    probe: Probe,
+    deadline: Duration,
+    give_up: Duration,
+}
+
+/// Why serving stopped.
+enum Stopped {
+    /// Nobody can ask any more.
+    Unused,
+    /// The connection is of no use.
+    Broken,
+}
+
+impl Driver {
+    pub(super) fn new(servers: Servers, settings: Settings, probe: Probe, ends: Ends) -> Self {
+        let Ends { queue, inbox, shared, status, broken, unclaimed } = ends;
+        Self {
+            servers: Arc::new(servers),
+            queue,
+            inbox,
+            shared,
+            status,
+            broken,
+            waiting: Vec::new(),
+            chores: VecDeque::new(),
+            unclaimed,
+            probe,
+            deadline: settings.deadline,
+            give_up: give_up(settings.deadline),
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut wait = FIRST_WAIT;
+        for generation in 1.. {
+            let connected = match connect(Arc::clone(&self.servers), self.give_up).await {
+                Ok(connection) => self.probe(connection).await,
+                Err(problem) => Err(problem),
+            };
+            match connected {
+                Ok((connection, warnings)) => {
+                    wait = FIRST_WAIT;
+                    self.shared.counts.connections.add(1);
+                    *self.shared.connection.write() = Some((generation, connection.clone()));
+                    self.shared.breakers.0.iter().for_each(Breaker::close);
+                    self.say(Status::Up(warnings));
+                    let stopped = self.serve(connection, generation).await;
+                    *self.shared.connection.write() = None;
+                    if matches!(stopped, Stopped::Unused) {
+                        return;
+                    }
+                }
+                Err(problem) => {
+                    self.shared.breakers.0.iter().for_each(Breaker::open);
+                    self.say(Status::Down(problem.clone()));
+                    if self.refuse_for(jittered(wait), &problem).await {
+                        return;
+                    }
+                    wait = (2 * wait).min(LONGEST_WAIT);
+                }
+            }
+        }
+    }
+
+    /// Tells how it stands, in the log only if that is new.
+    fn say(&self, status: Status) {
+        let before = self.status.send_replace(status.clone());
+        if before == status {
+            return;
+        }
+        match status {
+            Status::Up(warnings) => {
+                tracing::info!("the store in Redis answers");
+                warnings.iter().for_each(|warning| tracing::warn!("the store in Redis: {warning}"));
+            }
+            Status::Down(problem) => {
+                tracing::error!("the store in Redis is not available, limits are kept without it: {problem}");
+            }
+            Status::Connecting => {}
+        }
+    }
+
+    /// Whether the server is one that will do, and the script runs and writes there soon enough; what is to be said of it.
+    /// Of a cluster, a part is enough.
+    async fn probe(&self, mut connection: Connection) -> Result<(Connection, Vec<String>), String> {
+        let inspected = timeout(self.give_up, server::inspect(&mut connection)).await;
+        let warnings = inspected.map_err(|_| format!("no reply within {:?}", self.give_up))??;
+        let tags = (0..=u8::MAX).step_by(if connection.is_cluster() { 16 } else { 256 });
+        let probes = tags.map(|tag| self.probe_tag(connection.clone(), tag));
+        let mut problem = String::new();
+        for probed in join_all(probes).await {
+            match probed {
+                Ok(()) => return Ok((connection, warnings)),
+                Err(why) => problem = why,
+            }
+        }
+        Err(problem)
+    }
+
+    async fn probe_tag(&self, mut connection: Connection, tag: u8) -> Result<(), String> {
+        let (counts, probe) = (&self.shared.counts, (self.probe)(tag));
+        // The first time the script has to be sent, and compiled.
+        match timeout(self.give_up, script::call(&mut connection, once(&probe), None, counts)).await {
+            Ok(loaded) => drop(loaded.map_err(|error| server::explain(&error))?),
+            Err(_) => return Err("the script did not run in time".to_owned()),
+        }
+        match timeout(self.deadline, script::call(&mut connection, once(&probe), None, counts)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(server::explain(&error)),
+            Err(_) => Err(format!("it takes longer than {:?} to answer", self.deadline)),
+        }
+    }
+
+    /// Lets nobody wait for a server that cannot be had, for so long. True if nobody can ask any more.
+    async fn refuse_for(&mut self, time: Duration, problem: &str) -> bool {
+        let refuse = |job: Job| {
+            if let Some(reply) = job.reply {
+                let _ = reply.send(Err(unavailable(problem)));
+            }
+        };
+        self.waiting.drain(..).for_each(refuse);
+        let over = tokio::time::sleep(time);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                () = &mut over => return false,
+                job = self.queue.recv() => match job {
+                    Some(job) => refuse(job),
+                    None => return true,
+                },
+            }
+        }
+    }
+
+    async fn serve(&mut self, mut connection: Connection, generation: u64) -> Stopped {
+        let cluster = self.servers.is_cluster();
+        let shared = Arc::clone(&self.shared);
+        let breakers = &shared.breakers;
+        let mut broken = self.broken.clone();
+        let mut calls = FuturesUnordered::new();
+        let mut busy = Busy::new(cluster);
+        let mut tidying = false;
+        let mut parts = Parts::default();
+        let (mut probes, mut connecting) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let mut ticks = tokio::time::interval(2 * FIRST_WAIT);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut unused, mut tidied) = (false, false);
+        loop {
+            while let Some(jobs) = self.next_batch(&mut busy) {
+                calls.push(carry(connection.clone(), jobs, &shared, self.give_up));
+            }
+            if !tidying && let Some(chores) = self.next_chores(cluster) {
+                tidying = true;
+                calls.push(carry(connection.clone(), chores, &shared, self.give_up));
+            }
+            if unused && tidied && calls.is_empty() && self.chores.is_empty() {
+                return Stopped::Unused;
+            }
+            tokio::select! {
+                biased;
+                Some(done) = calls.next(), if !calls.is_empty() => {
+                    match done.first() {
+                        Some((job, _)) if job.nature == Nature::Decision => busy.leave(job.tag),
+                        _ => tidying = false,
+                    }
+                    if self.finish(done) && !cluster {
+                        return Stopped::Broken;
+                    }
+                }
+                () = breakers.of(0).opened(), if !cluster => return Stopped::Broken,
+                Ok(_) = broken.wait_for(|&broken| broken == generation) => return Stopped::Broken,
+                Some((tag, back)) = probes.next(), if !probes.is_empty() => {
+                    if back {
+                        breakers.of(tag).close();
+                    }
+                    parts.probed(back);
+                    if probes.is_empty() {
+                        if breakers.0.iter().all(Breaker::is_open) {
+                            return Stopped::Broken;
+                        }
+                        // Perhaps another node has taken the place of one that stays away. Meanwhile the others are
+                        // served.
+                        if parts.look_outdated() && connecting.is_empty() {
+                            let tags = (0..=u8::MAX).step_by(16).map(|tag| (tag, (self.probe)(tag))).collect();
+                            let old = (connection.clone(), tags, self.deadline, &*shared.counts);
+                            connecting.push(connect_anew(Arc::clone(&self.servers), self.give_up, old));
+                        }
+                    }
+                }
+                Some(connected) = connecting.next(), if !connecting.is_empty() => match connected {
+                    Some(anew) => {
+                        shared.counts.connections.add(1);
+                        *shared.connection.write() = Some((generation, anew.clone()));
+                        connection = anew;
+                    }
+                    None => return Stopped::Broken,
+                },
+                _ = ticks.tick(), if cluster && probes.is_empty() => {
+                    // Some that are left alone are asked whether their servers are back.
+                    for tag in breakers.some_open(parts.to_probe(Instant::now())) {
+                        let message = (self.probe)(tag);
+                        probes.push(probe_later(connection.clone(), tag, message, self.deadline, &shared.counts));
+                    }
+                }
+                count = self.queue.recv_many(&mut self.waiting, BATCH),
+                    if !unused && busy.has_room(self.waiting.len()) => unused = count == 0,
+                chore = self.inbox.recv(), if !tidied && self.chores.len() < CHORES => match chore {
+                    Some(chore) => {
+                        self.chores.push_back(chore);
+                        while self.chores.len() < BATCH && let Ok(chore) = self.inbox.try_recv() {
+                            self.chores.push_back(chore);
+                        }
+                    }
+                    None => tidied = true,
+                }
+            }
+        }
+    }
+
+    /// Decisions that can share a call: of one moment, and of one slot where there are slots. Those whose callers have
+    /// gone away are let go: they have not been charged.
+    fn next_batch(&mut self, busy: &mut Busy) -> Option<Vec<Job>> {
+        self.waiting.retain(|job| job.reply.as_ref().is_some_and(|reply| !reply.is_closed()));
+        let first = self.waiting.iter().find(|job| busy.is_free(job.tag))?;
+        let (tag, at) = (first.tag, first.at);
+        let fits = |job: &mut Job| job.at == at && (!busy.by_tag() || job.tag == tag);
+        let jobs = self.waiting.extract_if(.., fits).take(BATCH).collect();
+        busy.enter(tag);
+        Some(jobs)
+    }
+
+    /// Chores that can share a call, and whose part of the store answers.
+    fn next_chores(&mut self, cluster: bool) -> Option<Vec<Job>> {
+        let breakers = &self.shared.breakers;
+        let first = self.chores.iter().find(|job| !breakers.of(job.tag).is_open())?;
+        let (tag, at) = (first.tag, first.at);
+        let mut jobs = Vec::new();
+        let mut rest = VecDeque::with_capacity(self.chores.len());
+        for job in self.chores.drain(..) {
+            if jobs.len() < BATCH && job.at == at && (!cluster || job.tag == tag) {
+                jobs.push(job);
+            } else {
+                rest.push_back(job);
+            }
+        }
+        self.chores = rest;
+        Some(jobs)
+    }
+
+    /// Tells every caller of a call what it is waiting for. Whether the connection must not be used again.
+    fn finish(&mut self, done: Vec<(Job, Result<Reply, Problem>)>) -> bool {
+        let mut is_broken = false;
+        for (mut job, result) in done {
+            let breaker = self.shared.breakers.of(job.tag);
+            match result {
+                Ok(reply) => {
+                    breaker.succeeded();
+                    let mut answer = Answer::awaited(job.tag, job.message, &self.unclaimed);
+                    answer.arrived(reply);
+                    match job.reply {
+                        // If nobody waits for it any more, leases are given back: see `Answer`.
+                        Some(reply) => drop(reply.send(Ok(answer))),
+                        None => drop(answer.claim()),
+                    }
+                }
+                Err(problem) => {
+                    breaker.failed();
+                    is_broken |= problem.is_fatal();
+                    if let Some(reply) = job.reply.take() {
+                        let _ = reply.send(Err(unavailable(&problem.describe())));
+                    }
+                    match job.nature {
+                        Nature::Repeatable { attempts: attempts @ 1.. } => {
+                            let nature = Nature::Repeatable { attempts: attempts - 1 };
+                            self.chores.push_back(Job { nature, ..job });
+                        }
+                        // It may have run: what it may have taken and can be named is given back.
+                        Nature::Decision if problem.is_fatal() => {
+                            drop(Answer::awaited(job.tag, job.message, &self.unclaimed));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        is_broken
+    }
+}
+
+async fn connect(servers: Arc<Servers>, give_up: Duration) -> Result<Connection, String> {
+    match timeout(2 * give_up, servers.connect(give_up)).await {
+        Ok(connected) => connected.map_err(|error| server::explain(&error)),
+        Err(_) => Err("no connection in time".to_owned()),
+    }
+}
+
+/// Another connection to a cluster, or the old one if that still leads anywhere.
+async fn connect_anew(
+    servers: Arc<Servers>,
+    give_up: Duration,
+    (old, tags, deadline, counts): (Connection, Vec<(u8, Message)>, Duration, &Counts),
+) -> Option<Connection> {
+    if let Ok(connection) = connect(servers, give_up).await {
+        return Some(connection);
+    }
+    let probes =
+        tags.into_iter().map(|(tag, message)| probe_later(old.clone(), tag, message, deadline, counts));
+    join_all(probes).await.into_iter().any(|(_, answers)| answers).then_some(old)
+}
+
+/// Whether the server of a tag answers in time.
+async fn probe_later(
+    mut connection: Connection,
+    tag: u8,
+    message: Message,
+    deadline: Duration,
+    counts: &Counts,
+) -> (u8, bool) {
+    let call = script::call(&mut connection, once(&message), None, counts);
+    (tag, timeout(deadline, call).await.is_ok_and(|reply| reply.is_ok()))
+}
+
+/// Anything from nothing to the whole time: those who wait for the same thing do not come back together.
+pub(super) fn jittered(time: Duration) -> Duration {
+    time.mul_f64(rand::random::<f64>())
+}

@@ -1,0 +1,340 @@
+//! The way to the servers and back: one task that keeps the connection, sends decisions that wait at the same moment
+//! in one call, and knows when to leave a store alone.
+//!
+//! ```text
+//! call -> breaker open? fail at once
+//!      -> nothing on its way? send it, and wait for the reply
+//!      -> else queue (bounded) -> driver -> EVALSHA of up to 32 decisions -> reply to each
+//!      -> no reply within the deadline: fail; the breaker counts it
+//! ```
+//!
+//! A call that may have been charged is never sent again. `NOSCRIPT` and redirects are followed: then nothing has run.
+//! Leases that are given back or renewed travel in a queue of their own (chores): nobody waits behind them, and they may
+//! be sent again, because doing it twice is doing it once.
+
+mod call;
+mod driver;
+mod parts;
+
+use std::iter::once;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout_at};
+use tollgate_core::Timestamp;
+use tollgate_core::store::StoreError;
+
+use self::call::Problem;
+use self::driver::Driver;
+use crate::address::{Connection, Servers};
+use crate::answer::{Answer, Chores};
+use crate::breaker::Breaker;
+use crate::script;
+use crate::stats::Counts;
+use crate::wire::{Message, Reply};
+
+/// How the link behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// The longest that a decision may take.
+    pub(crate) deadline: Duration,
+    /// Decisions that may wait; further ones fail at once.
+    pub(crate) queue: usize,
+}
+
+/// Asks a server of a tag to do what it is there for: to write.
+pub(crate) type Probe = Box<dyn Fn(u8) -> Message + Send + Sync>;
+
+/// The caller's end.
+#[derive(Debug)]
+pub(crate) struct Link {
+    jobs: mpsc::Sender<Job>,
+    chores: Chores,
+    shared: Arc<Shared>,
+    status: watch::Receiver<Status>,
+    broken: watch::Sender<u64>,
+    deadline: Duration,
+}
+
+/// Chores that may wait. Beyond that leases are left to expire.
+const CHORES: usize = 16_384;
+
+/// How it stands with the servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Not known yet.
+    Connecting,
+    /// They answer, and this is to be said of them.
+    Up(Vec<String>),
+    /// They do not, because of this.
+    Down(String),
+}
+
+/// What callers and the driver both see.
+#[derive(Debug)]
+struct Shared {
+    breakers: Breakers,
+    /// The connection in use, and which it is.
+    connection: RwLock<Option<(u64, Connection)>>,
+    /// Calls on their way.
+    calls: AtomicUsize,
+    counts: Arc<Counts>,
+}
+
+/// What the driver holds the other ends of.
+struct Ends {
+    queue: mpsc::Receiver<Job>,
+    inbox: mpsc::Receiver<Job>,
+    shared: Arc<Shared>,
+    status: watch::Sender<Status>,
+    /// Which connection a caller has found broken.
+    broken: watch::Receiver<u64>,
+    unclaimed: Chores,
+}
+
+/// One breaker, or one for each tag where different tags live on different servers.
+#[derive(Debug)]
+struct Breakers(Box<[Breaker]>);
+
+/// A message on its way, and who waits for the reply.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) tag: u8,
+    pub(crate) message: Message,
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) nature: Nature,
+    pub(crate) reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+}
+
+/// What may become of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nature {
+    /// Let go when nobody waits for it any more.
+    Decision,
+    /// Sent in any case, never twice.
+    Once,
+    /// Sent in any case, and again if it may not have arrived.
+    Repeatable {
+        /// How often it may yet be sent.
+        attempts: u8,
+    },
+}
+
+impl Nature {
+    /// For what can be done twice.
+    pub(crate) const REPEATABLE: Self = Self::Repeatable { attempts: 5 };
+}
+
+impl Link {
+    /// Starts the driver on the present runtime.
+    pub(crate) fn start(servers: Servers, settings: Settings, probe: Probe) -> Self {
+        let (jobs, queue) = mpsc::channel(settings.queue);
+        let (chores, inbox) = mpsc::channel(CHORES);
+        let count = if servers.is_cluster() { 256 } else { 1 };
+        let shared = Arc::new(Shared {
+            breakers: Breakers((0..count).map(|_| Breaker::default()).collect()),
+            connection: RwLock::default(),
+            calls: AtomicUsize::new(0),
+            counts: Arc::default(),
+        });
+        let (say, status) = watch::channel(Status::Connecting);
+        let (broken, is_broken) = watch::channel(0);
+        let chores = Chores::new(chores, Arc::clone(&shared.counts));
+        let driver = Driver::new(
+            servers,
+            settings,
+            probe,
+            Ends {
+                queue,
+                inbox,
+                shared: Arc::clone(&shared),
+                status: say,
+                broken: is_broken,
+                unclaimed: chores.downgrade(),
+            },
+        );
+        tokio::spawn(driver.run());
+        Self { jobs, chores, shared, status, broken, deadline: settings.deadline }
+    }
+
+    /// Waits until it is known whether the servers answer.
+    pub(crate) async fn known(&self) -> Status {
+        let mut status = self.status.clone();
+        match status.wait_for(|status| *status != Status::Connecting).await {
+            Ok(status) => status.clone(),
+            Err(_) => Status::Down("its task has ended".to_owned()),
+        }
+    }
+
+    /// How it stands at this moment.
+    pub(crate) fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    /// When a decision that begins now must be over.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
+    /// Sends a decision and waits for its reply, no longer than the deadline.
+    pub(crate) async fn call(
+        &self,
+        tag: u8,
+        message: Message,
+        at: Option<Timestamp>,
+        deadline: Instant,
+    ) -> Result<Answer, StoreError> {
+        let counts = &self.shared.counts;
+        let breaker = self.shared.breakers.of(tag);
+        if breaker.is_open() {
+            counts.failed.add(1);
+            return Err(unavailable("it failed and is left alone for a moment"));
+        }
+        let answer = match self.shared.connection_if_idle() {
+            Some(idle) => timeout_at(deadline, self.call_directly(idle, tag, message, at)).await,
+            None => {
+                let (reply, answer) = oneshot::channel();
+                let job = Job { tag, message, at, nature: Nature::Decision, reply: Some(reply) };
+                if self.jobs.try_send(job).is_err() {
+                    counts.failed.add(1);
+                    return Err(unavailable("too many decisions are waiting for it"));
+                }
+                timeout_at(deadline, received(answer)).await
+            }
+        };
+        let answer = answer.unwrap_or_else(|_| {
+            breaker.failed();
+            counts.late.add(1);
+            Err(unavailable(&format!("no answer within {:?}", self.deadline)))
+        });
+        if answer.is_err() {
+            counts.failed.add(1);
+        }
+        answer
+    }
+
+    async fn call_directly(
+        &self,
+        idle: Idle<'_>,
+        tag: u8,
+        message: Message,
+        at: Option<Timestamp>,
+    ) -> Result<Answer, StoreError> {
+        let Idle { generation, mut connection, .. } = idle;
+        // If this is given up on the way, leases that it may have taken are given back.
+        let mut answer = Answer::awaited(tag, message, &self.chores);
+        let breaker = self.shared.breakers.of(tag);
+        let counts = &self.shared.counts;
+        match script::call(&mut connection, once(answer.message()), at, counts).await {
+            Ok(reply) => {
+                breaker.succeeded();
+                answer.arrived(reply);
+                Ok(answer)
+            }
+            Err(error) => {
+                breaker.failed();
+                let problem = Problem::Server(error);
+                if problem.is_fatal() && !self.has_slots() {
+                    self.broken.send_replace(generation);
+                }
+                Err(unavailable(&problem.describe()))
+            }
+        }
+    }
+
+    /// Sends what must be sent in any case, and waits for the reply, no longer than the deadline.
+    pub(crate) async fn chore(
+        &self,
+        tag: u8,
+        message: Message,
+        at: Option<Timestamp>,
+        nature: Nature,
+        deadline: Instant,
+    ) -> Result<Reply, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        if !self.chores.push(Job { tag, message, at, nature, reply: Some(reply) }) {
+            return Err(unavailable("too much is waiting for it"));
+        }
+        if self.is_open(tag) {
+            return Err(unavailable("it failed and is left alone for a moment"));
+        }
+        match timeout_at(deadline, received(answer)).await {
+            Ok(answer) => answer.map(Answer::claim),
+            Err(_) => Err(unavailable(&format!("no answer within {:?}", self.deadline))),
+        }
+    }
+
+    /// Sends what must be sent in any case, and waits for nothing.
+    pub(crate) fn chore_later(&self, tag: u8, message: Message) {
+        self.chores.push(Job { tag, message, at: None, nature: Nature::REPEATABLE, reply: None });
+    }
+
+    /// Whether charges of different tags must travel apart.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.shared.breakers.0.len() > 1
+    }
+
+    /// Whether a tag is left alone at this moment.
+    pub(crate) fn is_open(&self, tag: u8) -> bool {
+        self.shared.breakers.of(tag).is_open()
+    }
+
+    /// Whether the store is left alone at this moment, in whole or in part.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.shared.breakers.0.iter().any(Breaker::is_open)
+    }
+}
+
+async fn received(answer: oneshot::Receiver<Result<Answer, StoreError>>) -> Result<Answer, StoreError> {
+    answer.await.unwrap_or_else(|_| Err(unavailable("its connection was given up")))
+}
+
+fn unavailable(why: &str) -> StoreError {
+    StoreError::Unavailable(why.to_owned())
+}
+
+/// The right to use the connection while nobody else does.
+struct Idle<'s> {
+    generation: u64,
+    connection: Connection,
+    _call: OnItsWay<'s>,
+}
+
+/// Counts a call for as long as it lasts.
+struct OnItsWay<'s>(&'s AtomicUsize);
+
+impl Drop for OnItsWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Shared {
+    fn connection_if_idle(&self) -> Option<Idle<'_>> {
+        self.calls.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        let call = OnItsWay(&self.calls);
+        let (generation, connection) = self.connection.read().clone()?;
+        Some(Idle { generation, connection, _call: call })
+    }
+}
+
+impl Breakers {
+    #[allow(clippy::indexing_slicing, reason = "one breaker, or one for each of 256 tags")]
+    fn of(&self, tag: u8) -> &Breaker {
+        &self.0[usize::from(tag) % self.0.len()]
+    }
+
+    /// Some of the tags that are left alone, chosen at random.
+    fn some_open(&self, count: usize) -> impl Iterator<Item = u8> {
+        let from = rand::random::<u8>();
+        let open = move |tag: &u8| self.of(*tag).is_open();
+        (0..=u8::MAX).map(move |step| from.wrapping_add(step)).filter(open).take(count)
+    }
+}
