@@ -1,8 +1,8 @@
 //! The check list: what must be reached, whether it was, and by how much.
 
 use crate::contenders::{Entry, Form, Limit, Role, governor};
+use crate::markdown::{header, row};
 use crate::plan::{Results, Scenario, Settings, Summary, THREADS};
-use crate::report::row;
 
 /// Refused decisions may measure this much slower than admitted ones: noise.
 const NO_SLOWER: f64 = 1.05;
@@ -49,7 +49,7 @@ pub fn table(settings: &Settings, entries: &[Entry], results: &Results) -> Strin
         return "Ours is not in this run.\n".to_owned();
     }
     let names: Vec<String> = ours.iter().map(|entry| entry.name.to_owned()).collect();
-    let mut out = format!("{}|{}\n", row("", &names), "---|".repeat(names.len() + 1));
+    let mut out = header(&names);
     for check in checks(settings, entries, results) {
         let verdicts: Vec<String> = ours.iter().map(|entry| check.verdict(entry)).collect();
         out += &row(&check.what, &verdicts);

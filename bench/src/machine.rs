@@ -1,22 +1,27 @@
-//! What the run happened on and with: date, processor, kernel, compiler, versions of the peers.
+//! What a run happened on and with: date, processor, kernel, compiler, versions of the peers.
 
 use std::process::Command;
 
 const LOCK_FILE: &str = include_str!("../Cargo.lock");
-const PEERS: [&str; 4] = ["governor", "throttlecrab", "limitador", "pingora-limits"];
 
-pub fn describe() -> String {
+/// `command` is what wrote the report.
+pub fn describe(command: &str, peers: &str) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let peers: Vec<String> = PEERS.iter().map(|peer| format!("{peer} {}", locked_version(peer))).collect();
     format!(
-        "Written by `cargo run --release --manifest-path bench/Cargo.toml`; do not edit.\n\n\
-         - Date: {}\n- Processor: {}, {cores} cores\n- Kernel: Linux {}\n- Compiler: {}\n- Peers: {}\n",
+        "Written by `{command}`; do not edit.\n\n\
+         - Date: {}\n- Processor: {}, {cores} cores\n- Kernel: Linux {}\n- Compiler: {}\n- Peers: {peers}\n",
         says("date", &["-u", "+%F"]),
         processor(),
         says("uname", &["-r"]),
         says("rustc", &["--version"]),
-        peers.join(", "),
     )
+}
+
+/// Packages with the versions that were built.
+pub fn versions(packages: &[&str]) -> String {
+    let versions: Vec<String> =
+        packages.iter().map(|package| format!("{package} {}", locked_version(package))).collect();
+    versions.join(", ")
 }
 
 fn processor() -> String {

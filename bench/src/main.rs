@@ -2,8 +2,6 @@
 
 mod checks;
 mod contenders;
-mod keys;
-mod machine;
 mod measure;
 mod plan;
 mod report;
@@ -13,6 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use plan::Settings;
+use tollgate_bench::{keys, machine, markdown};
 
 const HELP: &str = "\
 Measures Tollgate and its peers side by side and prints a report in Markdown.

@@ -5,11 +5,15 @@ use std::fmt::Write;
 use crate::checks;
 use crate::contenders::{Entry, Form, Limit, Role};
 use crate::machine;
+use crate::markdown::{header, row};
 use crate::plan::{Results, Scenario, Settings, THREADS, size};
+
+const COMMAND: &str = "cargo run --release --manifest-path bench/Cargo.toml";
+const PEERS: [&str; 4] = ["governor", "throttlecrab", "limitador", "pingora-limits"];
 
 pub fn markdown(settings: &Settings, entries: &[Entry], results: &Results) -> String {
     let mut out = String::from("# In-process benchmarks\n\n");
-    out += &machine::describe();
+    out += &machine::describe(COMMAND, &machine::versions(&PEERS));
     out += &method(settings);
     let many = settings.many();
     for (form, title) in [(Form::Text, "text keys of 24 bytes"), (Form::Number, "u64 keys")] {
@@ -75,7 +79,7 @@ impl Section {
         if let Some(scenario) = self.memory.filter(|_| memory) {
             cells.push(format!("bytes per key at {}", size(scenario.keys)));
         }
-        format!("{}|{}\n", row("", &cells), "---|".repeat(cells.len() + 1))
+        header(&cells)
     }
 
     fn times(&self, settings: &Settings, entries: &[Entry], results: &Results) -> String {
@@ -145,8 +149,4 @@ fn fewer(settings: &Settings, entry: &Entry, scenario: Scenario) -> String {
 fn nanos(value: f64) -> String {
     let digits = if value < 100.0 { 1 } else { 0 };
     format!("{value:.digits$}")
-}
-
-pub fn row(first: &str, cells: &[String]) -> String {
-    format!("| {first} | {} |\n", cells.join(" | "))
 }

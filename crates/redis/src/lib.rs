@@ -1,7 +1,35 @@
 //! The shared store of Tollgate: every limit that memory can keep, kept in Redis, Redis Cluster or Valkey, where many
 //! processes share one truth.
 //!
-//! One script call decides all charges of a request, all or nothing, on the server's clock. See [`RedisStore`].
+//! ```no_run
+//! use tollgate::{Failsafe, Limit, Nanos, Store, core::store::Charge};
+//! use tollgate_redis::RedisStore;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let redis = RedisStore::builder("redis://127.0.0.1:6379").secret("the same on every node").build()?;
+//! let store = Failsafe::new(redis);
+//! let per_user = store.define("per user", Limit::token_bucket(500, 100, Nanos::from_secs(1))?)?;
+//! let verdict = store.charge(&[Charge { rule: per_user, key: "alice".into(), ask: 1.into() }], None).await?;
+//! if !verdict.allowed {
+//!     println!("come back in {:?}", verdict.retry_after);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! One script call decides all charges of a request, all or nothing, on the server's clock; decisions that wait at the same
+//! moment share a call. A decision takes no longer than its deadline, and a store that fails is left alone until it is
+//! back. [`RedisStore`] then answers with an error; in a [`Failsafe`](https://docs.rs/tollgate) each limit does what
+//! it was told: open, close, or go on by this node's share.
+//!
+//! | to | see |
+//! |---|---|
+//! | connect, encrypt, log in | [`RedisStore::builder`] |
+//! | take and give back leases | [`Store::charge`](tollgate_core::store::Store::charge) with a lease in the [`Ask`](tollgate_core::limit::Ask), [`Store::give_back`](tollgate_core::store::Store::give_back) |
+//! | know how it stands | [`RedisStore::health`], [`RedisStore::stats`], the log (`tracing`) |
+//! | end well | [`RedisStore::close`] |
+//!
+//! What is exact, what can go wrong and how much can pass when it does stands in `docs/shared-store.md`.
 
 mod address;
 mod answer;

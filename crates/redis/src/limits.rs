@@ -154,7 +154,13 @@ fn within(field: &'static str, value: u64, min: u64, max: u64) -> Result<u64, St
     if (min..=max).contains(&value) {
         return Ok(value);
     }
-    let allowed = format!("from {min} to {max} in a store that counts in doubles");
+    let allowed = match max {
+        max if max < min => {
+            "times a shorter period or a rounder rate: in a store that counts in doubles not even 1 fits"
+                .to_owned()
+        }
+        max => format!("from {min} to {max} in a store that counts in doubles"),
+    };
     Err(StoreError::Unsupported(LimitError { field, value: value.to_string(), allowed }))
 }
 

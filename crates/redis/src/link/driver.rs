@@ -265,7 +265,8 @@ impl Driver {
     /// gone away are let go: they have not been charged.
     fn next_batch(&mut self, busy: &mut Busy) -> Option<Vec<Job>> {
         self.waiting.retain(|job| job.reply.as_ref().is_some_and(|reply| !reply.is_closed()));
-        let first = self.waiting.iter().find(|job| busy.is_free(job.tag))?;
+        let count = self.waiting.len();
+        let first = self.waiting.iter().find(|job| busy.is_free(job.tag, count))?;
         let (tag, at) = (first.tag, first.at);
         let fits = |job: &mut Job| job.at == at && (!busy.by_tag() || job.tag == tag);
         let jobs = self.waiting.extract_if(.., fits).take(BATCH).collect();

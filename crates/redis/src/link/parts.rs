@@ -6,8 +6,10 @@ use tokio::time::Instant;
 
 use super::driver::{BATCH, FIRST_WAIT, LONGEST_WAIT, jittered};
 
-/// Calls with decisions that the driver has on their way at the same time. More would leave less to share.
+/// Calls with decisions that are on their way at the same time. While there are few, more would leave less to share; when
+/// whole batches wait, there may be more, so that the server always has something to do.
 const CALLS: usize = 2;
+const FULL_CALLS: usize = 16;
 /// Probes of a cluster that fail in a row before it is looked at anew.
 const PROBES: u32 = 5;
 
@@ -31,8 +33,13 @@ impl Busy {
         self.calls.get_mut(usize::from(tag) % count)
     }
 
-    pub(super) fn is_free(&self, tag: u8) -> bool {
-        let most = if self.by_tag() { 1 } else { CALLS };
+    /// Whether a call with decisions of this tag can be sent, while so many wait.
+    pub(super) fn is_free(&self, tag: u8, waiting: usize) -> bool {
+        let most = match self.by_tag() {
+            true => 1,
+            false if waiting >= BATCH => FULL_CALLS,
+            false => CALLS,
+        };
         self.calls.get(usize::from(tag) % self.calls.len()).is_some_and(|calls| usize::from(*calls) < most)
     }
 
@@ -50,10 +57,7 @@ impl Busy {
 
     /// Whether more can be taken from the queue while so many wait here.
     pub(super) fn has_room(&self, waiting: usize) -> bool {
-        match self.by_tag() {
-            true => waiting < 256 * BATCH,
-            false => waiting == 0 && self.is_free(0),
-        }
+        waiting < self.calls.len().max(2) * BATCH
     }
 }
 

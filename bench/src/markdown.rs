@@ -1,0 +1,10 @@
+//! Tables of the reports.
+
+/// The first row of a table, over a column of names and these.
+pub fn header(cells: &[String]) -> String {
+    format!("{}|{}\n", row("", cells), "---|".repeat(cells.len() + 1))
+}
+
+pub fn row(first: &str, cells: &[String]) -> String {
+    format!("| {first} | {} |\n", cells.join(" | "))
+}
