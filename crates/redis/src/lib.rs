@@ -55,6 +55,7 @@ pub use store::{Health, RedisStore};
 use crate::address::Servers;
 use crate::keys::Names;
 use crate::link::{Link, Settings};
+use crate::nodes::Nodes;
 
 /// Builds a [`RedisStore`].
 ///
@@ -79,6 +80,7 @@ pub struct RedisStoreBuilder {
     deadline: Duration,
     queue: usize,
     heartbeat: Duration,
+    expected_nodes: u64,
 }
 
 /// What nobody reads in a log.
@@ -138,6 +140,7 @@ impl RedisStore {
             deadline: Duration::from_millis(20),
             queue: 4096,
             heartbeat: Duration::from_secs(5),
+            expected_nodes: 1,
         }
     }
 }
@@ -176,6 +179,13 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// How many processes will use the store, for as long as it has not told: one that starts while the store is away keeps
+    /// this share of its limits. 1 unless said otherwise.
+    pub fn expected_nodes(mut self, nodes: u64) -> Self {
+        self.expected_nodes = nodes.max(1);
+        self
+    }
+
     /// The store. It connects on its own, on the present tokio runtime; until it has, decisions fail.
     ///
     /// # Panics
@@ -200,7 +210,8 @@ impl RedisStoreBuilder {
         let names = Names::new(&self.prefix, &self.secret.0);
         let address = address::without_password(&self.address.0);
         let link = Link::start(servers, settings, nodes::probe(&names));
-        Ok(RedisStore::new(names, link, self.heartbeat, warnings, address))
+        let nodes = Nodes::new(self.heartbeat, self.expected_nodes);
+        Ok(RedisStore::new(names, link, nodes, warnings, address))
     }
 }
 

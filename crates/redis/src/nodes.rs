@@ -39,6 +39,7 @@ const BEATS: u32 = 3;
 pub(crate) struct Nodes {
     rule: Known,
     lease: LeaseId,
+    heartbeat: Duration,
     lasts: Duration,
     count: AtomicU64,
     seen: Mutex<Seen>,
@@ -54,13 +55,15 @@ struct Seen {
 }
 
 impl Nodes {
-    pub(crate) fn new(heartbeat: Duration) -> Self {
+    /// This node, which says so at every heartbeat, and how many are expected.
+    pub(crate) fn new(heartbeat: Duration, expected: u64) -> Self {
         let lasts = heartbeat.saturating_mul(BEATS);
         Self {
             rule: Known::new("tollgate nodes", Parameters::leases(MOST, lasts)),
             lease: LeaseId(rand::random()),
             lasts,
-            count: AtomicU64::new(1),
+            heartbeat,
+            count: AtomicU64::new(expected),
             seen: Mutex::default(),
             left: AtomicBool::new(false),
         }
@@ -72,6 +75,10 @@ impl Nodes {
 
     pub(crate) fn lease(&self) -> Ask {
         Ask { lease: self.lease, ..Ask::from(1) }
+    }
+
+    pub(crate) fn heartbeat(&self) -> Duration {
+        self.heartbeat
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -112,8 +119,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_largest_of_the_last_numbers_counts() {
-        let nodes = Nodes::new(Duration::from_secs(5));
-        assert_eq!(nodes.count(), 1);
+        let nodes = Nodes::new(Duration::from_secs(5), 3);
+        assert_eq!(nodes.count(), 3, "as expected, until it is known");
         assert!(!nodes.heard(of(12), true));
         assert_eq!(nodes.count(), 12);
         // The store comes back empty, and the others announce themselves again within a few heartbeats.
@@ -128,7 +135,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_forgets_a_lease_which_cannot_have_expired_has_lost_its_state() {
-        let nodes = Nodes::new(Duration::from_secs(5));
+        let nodes = Nodes::new(Duration::from_secs(5), 1);
         assert!(!nodes.heard(of(1), true), "the first time it is new to everybody");
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(!nodes.heard(of(1), false));

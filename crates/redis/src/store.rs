@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::KeyRef;
@@ -89,11 +90,11 @@ impl RedisStore {
     pub(crate) fn new(
         names: Names,
         link: Link,
-        heartbeat: Duration,
+        nodes: Nodes,
         warnings: Vec<String>,
         address: String,
     ) -> Self {
-        let nodes = Nodes::new(heartbeat);
+        let heartbeat = nodes.heartbeat();
         let inner = Arc::new(Inner { names, rules: RwLock::default(), link, nodes, warnings, address });
         tokio::spawn(announce(Arc::downgrade(&inner), heartbeat));
         Self { inner }
@@ -238,7 +239,7 @@ impl Part {
 }
 
 impl Inner {
-    fn message(&self, act: Act, parts: &[&Part]) -> Message {
+    fn message<'p>(&self, act: Act, parts: impl ExactSizeIterator<Item = &'p Part>) -> Message {
         let mut message = Message::default();
         message.begin_group(parts.len());
         for part in parts {
@@ -269,7 +270,7 @@ impl Inner {
         let Some((first, rest)) = groups.split_first() else { return Ok(Vec::new()) };
         for some in [std::slice::from_ref(first), rest] {
             let answers = some.iter().map(|(tag, group)| {
-                self.link.call(*tag, self.message(Act::Charge, &of(group)), at, deadline)
+                self.link.call(*tag, self.message(Act::Charge, of(group).into_iter()), at, deadline)
             });
             for (group, answer) in some.iter().zip(join_all(answers).await) {
                 match answer {
@@ -300,7 +301,7 @@ impl Inner {
             if back.is_empty() {
                 return Vec::new();
             }
-            let message = self.message(Act::Undo, &back.iter().collect::<Vec<_>>());
+            let message = self.message(Act::Undo, back.iter());
             // If it cannot be given back now, it comes back by itself with time.
             match self.link.chore(*tag, message, at, Nature::Once, deadline).await {
                 Ok(reply) => indices.into_iter().zip(reply.outcomes().collect::<Vec<_>>()).collect(),
@@ -397,8 +398,8 @@ impl Store for RedisStore {
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         let inner = &*self.inner;
         let deadline = inner.link.deadline();
-        let mut merged: Vec<Part> = Vec::with_capacity(charges.len());
-        let mut places = Vec::with_capacity(charges.len());
+        let mut merged: SmallVec<[Part; 3]> = SmallVec::new();
+        let mut places: SmallVec<[usize; 8]> = SmallVec::new();
         for charge in charges {
             let known = inner.rule(charge.rule)?;
             let subject = inner.names.subject(charge.key);
@@ -430,7 +431,7 @@ impl Store for RedisStore {
                 inner.charge_by_slot(&merged, at, deadline).await?
             }
             Some(first) => {
-                let message = inner.message(Act::Charge, &merged.iter().collect::<Vec<_>>());
+                let message = inner.message(Act::Charge, merged.iter());
                 inner.link.call(first.tag(), message, at, deadline).await?.claim().outcomes().collect()
             }
         };

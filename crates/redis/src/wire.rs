@@ -197,7 +197,7 @@ pub(crate) fn argument<'m>(
 pub(crate) struct Reply {
     /// When it was decided.
     pub(crate) now: Timestamp,
-    items: Vec<[i64; NUMBERS]>,
+    items: SmallVec<[[i64; NUMBERS]; 3]>,
 }
 
 impl Reply {

@@ -492,3 +492,14 @@ async fn nodes_know_how_many_they_are_while_some_come_and_go() {
     until("a new one is counted", || nodes.iter().all(|node| node.nodes() == 2)).await;
     assert_eq!(nodes[0].shared().stats().states_lost, 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_has_never_reached_its_store_keeps_the_share_that_it_was_told_of() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let store = RedisStore::builder(server.url()).secret("s").expected_nodes(4).build().unwrap();
+    let node = Failsafe::new(store);
+    node.shared().ready().await.unwrap_err();
+    let rule = node.define("per user", once(100)).unwrap();
+    assert_eq!(admitted(&node, rule, "alice").await, 25);
+}
