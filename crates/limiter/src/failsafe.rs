@@ -17,8 +17,9 @@ use crate::memory::MemoryStore;
 /// A shared store whose failure hurts nobody: while it does not answer, each limit does what its [`OnFailure`] says.
 ///
 /// A decision that was made without the shared store is marked in [`Verdict::degraded`] and counted in
-/// [`stats`](Self::stats). No error of the store comes out of here: a call passes, or is refused by a limit, or by one
-/// that is [`Closed`](OnFailure::Closed) ([`Verdict::is_closed`]).
+/// [`stats`](Self::stats). No error of the store comes out of a decision: a call passes, or is refused by a limit, or by
+/// one that is [`Closed`](OnFailure::Closed) ([`Verdict::is_closed`]). Only [`reset`](Store::reset), which somebody asks for
+/// who wants to know, tells that the store is away.
 ///
 /// ```
 /// use tollgate::core::store::Charge;
@@ -41,7 +42,7 @@ use crate::memory::MemoryStore;
 /// together let at most the limit's burst and *P* times its rate through, besides what had passed before: once the
 /// limit's burst too much, and no more however long it lasts. Where a burst is smaller than the number of nodes each
 /// node still admits one call. A call that costs more than a node's share, and no more than the limit, takes the whole
-/// share. When the shared store is back it knows nothing of the outage: its states are as old as its last answer.
+/// share, so that of such calls each node may admit one where all together should have admitted one. When the shared store is back it knows nothing of the outage: its states are as old as its last answer.
 #[derive(Debug)]
 pub struct Failsafe<S> {
     shared: S,
@@ -294,7 +295,14 @@ impl<S: Store> Store for Failsafe<S> {
 
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         let old = self.guarded(rule)?;
-        self.shared.redefine(old.shared, limit, at)?;
+        let is_alone = self.rules.read().known.iter().filter(|known| known.shared == old.shared).count() == 1;
+        let shared = if is_alone {
+            self.shared.redefine(old.shared, limit, at)?;
+            old.shared
+        } else {
+            // Another of ours is the same limit, with another way of failing. That one stays as it is.
+            self.shared.define(&old.family, limit)?
+        };
         let mut rules = self.rules.write();
         // Whoever defines the old limit anew must not get this rule.
         rules.by_shared.retain(|_, known| *known != rule);
@@ -303,7 +311,7 @@ impl<S: Store> Store for Failsafe<S> {
                 family: old.family.clone(),
                 limit,
                 on_failure: old.on_failure,
-                shared: old.shared,
+                shared,
                 degraded: AtomicU64::new(old.degraded.load(Ordering::Relaxed)),
                 share: RwLock::default(),
             });

@@ -300,3 +300,13 @@ fn a_limit_that_is_changed_keeps_its_way_of_failing() {
     world.fail(true);
     assert_eq!(world.admitted(rule, "a"), 20);
 }
+
+#[test]
+fn changing_a_limit_leaves_its_twin_with_another_way_of_failing_as_it_was() {
+    let world = world(1);
+    let open = world.store.define_with("per user", per_hour(5), OnFailure::Open).unwrap();
+    let closed = world.store.define_with("per user", per_hour(5), OnFailure::Closed).unwrap();
+    world.store.redefine(open, per_hour(500), None).unwrap();
+    assert_eq!(world.admitted(closed, "a"), 5);
+    assert_eq!(world.admitted(open, "b"), 500);
+}

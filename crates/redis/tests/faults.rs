@@ -131,9 +131,8 @@ async fn no_more_decisions_wait_for_a_server_that_hangs_than_were_allowed_to() {
     });
     let calls = join_all(calls).await;
     assert!(calls.iter().all(|(allowed, _)| *allowed));
-    // One on its way, 100 in the queue, and what the driver had taken from it; the rest was answered at once.
     let waited = calls.iter().filter(|(_, took)| *took >= DEADLINE).count();
-    assert!(waited <= 100 + 2 * 32 + 1, "{waited} calls waited");
+    assert!(waited <= 100, "{waited} calls waited");
     assert!(begun.elapsed() < DEADLINE + 4 * SLACK, "{:?}", begun.elapsed());
     server.thaw();
 }
@@ -712,4 +711,80 @@ async fn leases_are_counted_right_when_one_of_their_two_keys_is_gone() {
     forget(true);
     assert!(take(5).await.allowed && take(6).await.allowed && take(7).await.allowed, "nobody is locked out");
     assert!(!take(8).await.allowed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_of_one_call_that_share_a_state_refuse_together() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let progress = node.define("in progress", leases(3)).unwrap();
+    let many: Vec<_> =
+        (0..50).map(|id| Charge { rule: progress, key: "alice".into(), ask: lease(id) }).collect();
+    assert!(!node.charge(&many, None).await.unwrap().allowed, "50 leases of 3");
+    assert_eq!(node.in_progress(progress, "alice".into(), None).await.unwrap().other, 0);
+    assert!(node.charge(&many[..3], None).await.unwrap().allowed);
+    assert_eq!(node.in_progress(progress, "alice".into(), None).await.unwrap().other, 3);
+    // Two rules of one family are two views of one state.
+    let hour = node.define("per user", Limit::token_bucket(5, 5, Nanos::from_secs(3600)).unwrap()).unwrap();
+    let day = node.define("per user", Limit::token_bucket(5, 5, Nanos::from_secs(86_400)).unwrap()).unwrap();
+    let both = [hour, day].map(|rule| Charge { rule, key: "bob".into(), ask: Ask::from(1) });
+    let mut passed = 0;
+    for _ in 0..20 {
+        passed += u64::from(node.charge(&both, None).await.unwrap().allowed);
+    }
+    assert_eq!(passed, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_weight_of_a_lease_keeps_the_server_from_others() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let fleet = Limit::fleet(4, (1, 4), tollgate::FleetMode::Allocation, Nanos::from_secs(60)).unwrap();
+    for limit in [fleet, leases(1 << 40)] {
+        let rule = node.define(&format!("{limit:?}"), limit).unwrap();
+        for cost in [1001, 1 << 40, u64::MAX] {
+            let ask = Ask { cost, critical: true, ..lease(1) };
+            let verdict = node.charge(&[Charge { rule, key: "alice".into(), ask }], None).await.unwrap();
+            assert!(
+                !verdict.allowed && verdict.retry_after.is_none() && verdict.degraded.is_empty(),
+                "{verdict:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_somebody_made_something_else_is_taken_back_and_disturbs_nobody() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let rule = node.define("per user", once(10)).unwrap();
+    assert!(charge(&*node, rule, "alice").await.allowed);
+    let own: Vec<_> = keys(&server).into_iter().filter(|key| expiry(&server, key) > 60_000).collect();
+    server.command(&["DEL", &own[0]]);
+    server.command(&["RPUSH", &own[0], "x"]);
+    assert_eq!(admitted(&*node, rule, "alice").await, 10);
+    assert_eq!(node.stats().local, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_that_are_given_back_while_packets_vanish_are_given_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::in_front_of(server.port());
+    let node = node(&proxy.url()).await;
+    let rule = node.define("in progress", leases(1000)).unwrap();
+    let of = |id| Charge { rule, key: "alice".into(), ask: lease(id) };
+    for id in 0..100 {
+        assert!(node.charge(&[of(id)], None).await.unwrap().degraded.is_empty());
+    }
+    proxy.black_hole();
+    (0..100).for_each(|id| node.give_back(of(id)));
+    until_degraded(&node).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    proxy.pass();
+    until_exact(&node).await;
+    let begun = Instant::now();
+    while node.in_progress(rule, "alice".into(), None).await.unwrap().other > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "some are held by nobody");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

@@ -41,6 +41,8 @@ pub(super) struct Driver {
     /// Decisions taken from the queue, not yet sent.
     waiting: Vec<Job>,
     chores: VecDeque<Job>,
+    /// Chores on their way, to be sent again if their connection breaks.
+    on_their_way: Vec<Job>,
     unclaimed: Chores,
     probe: Probe,
     deadline: Duration,
@@ -67,6 +69,7 @@ impl Driver {
             broken,
             waiting: Vec::new(),
             chores: VecDeque::new(),
+            on_their_way: Vec::new(),
             unclaimed,
             probe,
             deadline: settings.deadline,
@@ -177,6 +180,7 @@ impl Driver {
     }
 
     async fn serve(&mut self, mut connection: Connection, generation: u64) -> Stopped {
+        self.chores.extend(self.on_their_way.drain(..));
         let cluster = self.servers.is_cluster();
         let shared = Arc::clone(&self.shared);
         let breakers = &shared.breakers;
@@ -195,6 +199,7 @@ impl Driver {
             }
             if !tidying && let Some(chores) = self.next_chores(cluster) {
                 tidying = true;
+                self.on_their_way = chores.iter().filter_map(Job::once_more).collect();
                 calls.push(carry(connection.clone(), chores, &shared, self.give_up));
             }
             if unused && tidied && calls.is_empty() && self.chores.is_empty() {
@@ -205,7 +210,10 @@ impl Driver {
                 Some(done) = calls.next(), if !calls.is_empty() => {
                     match done.first() {
                         Some((job, _)) if job.nature == Nature::Decision => busy.leave(job.tag),
-                        _ => tidying = false,
+                        _ => {
+                            tidying = false;
+                            self.on_their_way.clear();
+                        }
                     }
                     if self.finish(done) && !cluster {
                         return Stopped::Broken;
@@ -295,6 +303,8 @@ impl Driver {
     /// Tells every caller of a call what it is waiting for. Whether the connection must not be used again.
     fn finish(&mut self, done: Vec<(Job, Result<Reply, Problem>)>) -> bool {
         let mut is_broken = false;
+        // One call that fails is one failure, however many share it.
+        let mut failed = Vec::new();
         for (mut job, result) in done {
             let breaker = self.shared.breakers.of(job.tag);
             match result {
@@ -309,16 +319,16 @@ impl Driver {
                     }
                 }
                 Err(problem) => {
-                    breaker.failed();
+                    if !failed.contains(&job.tag) && (failed.is_empty() || self.servers.is_cluster()) {
+                        breaker.failed();
+                        failed.push(job.tag);
+                    }
                     is_broken |= problem.is_fatal();
                     if let Some(reply) = job.reply.take() {
                         let _ = reply.send(Err(unavailable(&problem.describe())));
                     }
                     match job.nature {
-                        Nature::Repeatable { attempts: attempts @ 1.. } => {
-                            let nature = Nature::Repeatable { attempts: attempts - 1 };
-                            self.chores.push_back(Job { nature, ..job });
-                        }
+                        Nature::Repeatable { .. } => self.chores.extend(job.once_more()),
                         // It may have run: what it may have taken and can be named is given back.
                         Nature::Decision if problem.is_fatal() => {
                             drop(Answer::awaited(job.tag, job.message, &self.unclaimed));

@@ -57,6 +57,7 @@ pub(crate) struct Link {
     status: watch::Receiver<Status>,
     broken: watch::Sender<u64>,
     deadline: Duration,
+    max_waiting: usize,
 }
 
 /// Chores that may wait. Beyond that leases are left to expire.
@@ -81,6 +82,8 @@ struct Shared {
     connection: RwLock<Option<(u64, Connection)>>,
     /// Calls on their way.
     calls: AtomicUsize,
+    /// Decisions whose callers wait.
+    waiting: AtomicUsize,
     counts: Arc<Counts>,
 }
 
@@ -107,6 +110,15 @@ pub(crate) struct Job {
     pub(crate) at: Option<Timestamp>,
     pub(crate) nature: Nature,
     pub(crate) reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+}
+
+impl Job {
+    /// The same, to be sent again, if it may be.
+    fn once_more(&self) -> Option<Self> {
+        let Nature::Repeatable { attempts: attempts @ 1.. } = self.nature else { return None };
+        let nature = Nature::Repeatable { attempts: attempts - 1 };
+        Some(Self { tag: self.tag, message: self.message.clone(), at: self.at, nature, reply: None })
+    }
 }
 
 /// What may become of a job.
@@ -138,6 +150,7 @@ impl Link {
             breakers: Breakers((0..count).map(|_| Breaker::default()).collect()),
             connection: RwLock::default(),
             calls: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             counts: Arc::default(),
         });
         let (say, status) = watch::channel(Status::Connecting);
@@ -157,7 +170,15 @@ impl Link {
             },
         );
         tokio::spawn(driver.run());
-        Self { jobs, chores, shared, status, broken, deadline: settings.deadline }
+        Self {
+            jobs,
+            chores,
+            shared,
+            status,
+            broken,
+            deadline: settings.deadline,
+            max_waiting: settings.queue,
+        }
     }
 
     /// Waits until it is known whether the servers answer.
@@ -171,7 +192,10 @@ impl Link {
 
     /// How it stands at this moment.
     pub(crate) fn status(&self) -> Status {
-        self.status.borrow().clone()
+        match self.status.has_changed() {
+            Ok(_) => self.status.borrow().clone(),
+            Err(_) => Status::Down("the runtime that it was built on has ended".to_owned()),
+        }
     }
 
     pub(crate) fn counts(&self) -> &Counts {
@@ -196,6 +220,12 @@ impl Link {
         if breaker.is_open() {
             counts.failed.add(1);
             return Err(unavailable("it failed and is left alone for a moment"));
+        }
+        let waiting = self.shared.waiting.fetch_add(1, Ordering::AcqRel);
+        let _waits = OnItsWay(&self.shared.waiting);
+        if waiting >= self.max_waiting {
+            counts.failed.add(1);
+            return Err(unavailable("too many decisions are waiting for it"));
         }
         let answer = match self.shared.connection_if_idle() {
             Some(idle) => timeout_at(deadline, self.call_directly(idle, tag, message, at)).await,
@@ -307,7 +337,7 @@ struct Idle<'s> {
     _call: OnItsWay<'s>,
 }
 
-/// Counts a call for as long as it lasts.
+/// Counts for as long as it lasts.
 struct OnItsWay<'s>(&'s AtomicUsize);
 
 impl Drop for OnItsWay<'_> {

@@ -4,7 +4,8 @@
         -- If the sets are gone without the record, or the reverse, they are counted: always before anybody is refused.
         -- p1 capacity; p2 how long a lease lasts; p3 of a fleet: places that are not reserved. extra: 1 if the total
         -- counts too, 2 if the request is critical, 3 both.
-        local MANY = 67108864
+        -- A lease weighs no more than HEAVIEST, so that no call keeps the server for long.
+        local MANY, HEAVIEST = 67108864, 1000
         local z, other_key, by_total, critical = KEYS[k], nil, kind == 7, false
         if kind == 8 then other_key, by_total, critical = KEYS[k + 1], extra % 2 == 1, extra >= 2 end
         local shift = t - n
@@ -46,7 +47,8 @@
           end
           fits = cost == 0 or (critical or others + cost <= share)
             and (not by_total or others + criticals + cost <= p1)
-          if fits or counted or op > 1 then break end
+          -- The sets do not know yet of leases that this group takes.
+          if fits or counted or op > 1 or set then break end
           to_count = true
         end
         if others + criticals > 0 and op ~= 5 then
@@ -120,7 +122,7 @@
         end
         reset = e > n and e - n or 0
         if op <= 1 then
-          local never = kind == 7 and cost > p1 or kind == 8 and (not critical and cost > p3 or by_total and cost > p1)
+          local never = cost > HEAVIEST or kind == 7 and cost > p1 or kind == 8 and (not critical and cost > p3 or by_total and cost > p1)
           if never then
             yes, retry = false, -1
           elseif not held and not fits then

@@ -34,7 +34,8 @@ while at <= size do
   count, at = unpack('<I2', arg, at)
   -- Everything is done as if no item refused. If one does, strings are put back as they were, sets have not been touched
   -- yet, and all items are looked at once more, dry, for the answers.
-  local dry, start, first = false, at, last
+  -- Who has refused stays so: items of one state may only refuse together.
+  local dry, start, first, refused, refused_retry = false, at, last, 0, 0
   local mine, before, others_before
   local set, set_other, sweep, score, units, lease, lease_lasts, more_leases
 
@@ -53,7 +54,9 @@ while at <= size do
     local name = KEYS[kind <= 6 and k or kind - 6 + k]
     local s = strings[name]
     if not s then
-      s = call('GET', name) or ''
+      -- What is no string is not ours: it counts as nothing, and is written over.
+      s = redis.pcall('GET', name)
+      if type(s) ~= 'string' then s = '' end
       strings[name] = s
     end
     local length = #s
@@ -138,6 +141,7 @@ while at <= size do
       end
     end
 
+    if dry and item == refused and yes then yes, retry = false, refused_retry end
     -- Only charges can refuse each other.
     if not yes and op < 2 and count > 1 and not dry then
       if before then strings[mine] = before end
@@ -145,6 +149,7 @@ while at <= size do
         for other, was in pairs(others_before) do strings[other] = was end
       end
       before, others_before, set, more_leases = nil, nil, nil, nil
+      refused, refused_retry = item, retry
       dry, at, last, item = true, start, first, 1
     else
       if put then
