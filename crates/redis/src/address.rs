@@ -33,7 +33,8 @@ pub(crate) struct Servers {
 enum Kind {
     One(Client),
     Cluster(ClusterClient),
-    Sentinel(Mutex<SentinelClient>),
+    /// The sentinels' client, and which primary they named last.
+    Sentinel(Mutex<(SentinelClient, String)>),
 }
 
 /// An open connection. Clones share it.
@@ -168,6 +169,18 @@ impl Servers {
         matches!(self.kind, Kind::Cluster(_))
     }
 
+    pub(crate) fn has_sentinels(&self) -> bool {
+        matches!(self.kind, Kind::Sentinel(_))
+    }
+
+    /// Whether the sentinels name another primary than the one that was connected to last.
+    pub(crate) async fn names_another(&self) -> bool {
+        let Kind::Sentinel(sentinels) = &self.kind else { return false };
+        let (sentinels, named) = &mut *sentinels.lock().await;
+        let primary = sentinels.async_get_client().await;
+        primary.is_ok_and(|primary| primary.get_connection_info().addr().to_string() != *named)
+    }
+
     pub(crate) async fn connect(&self, give_up: Duration) -> RedisResult<Connection> {
         self.kind.connect(give_up).await.map_err(|error| {
             let text = error.to_string();
@@ -285,7 +298,10 @@ impl Kind {
                     builder.build()
                 };
                 let client = SentinelClientBuilder::new(sentinels, *master, SentinelServerType::Master);
-                client.and_then(of_sentinel).map(|client| Self::Sentinel(Mutex::new(client))).map_err(told)
+                client
+                    .and_then(of_sentinel)
+                    .map(|client| Self::Sentinel(Mutex::new((client, String::new()))))
+                    .map_err(told)
             }
             other => Err(format!("{other:?} is not among {FORMS}")),
         }
@@ -300,8 +316,11 @@ impl Kind {
                 Connection::One(client.get_multiplexed_async_connection_with_config(&config).await?)
             }
             Self::Cluster(client) => Connection::Cluster(client.get_async_connection().await?),
-            Self::Sentinel(client) => {
-                Connection::One(client.lock().await.get_async_connection_with_config(&config).await?)
+            Self::Sentinel(sentinels) => {
+                let (sentinels, named) = &mut *sentinels.lock().await;
+                let primary = sentinels.async_get_client().await?;
+                *named = primary.get_connection_info().addr().to_string();
+                Connection::One(primary.get_multiplexed_async_connection_with_config(&config).await?)
             }
         })
     }

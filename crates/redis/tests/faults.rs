@@ -19,7 +19,7 @@ use tollgate::{Failsafe, Limit, Nanos, OnFailure};
 use tollgate_core::limit::Ask;
 use tollgate_core::store::{Charge, Rule, Store};
 use tollgate_redis::RedisStore;
-use tollgate_testkit::{Flavour, Proxy, RedisServer};
+use tollgate_testkit::{Flavour, Proxy, RedisServer, Sentinel};
 
 use common::*;
 
@@ -787,4 +787,21 @@ async fn leases_that_are_given_back_while_packets_vanish_are_given_back() {
         assert!(begun.elapsed() < Duration::from_secs(5), "some are held by nobody");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_sentinels_have_replaced_is_left_although_it_lives() {
+    let pair = Sentinel::start();
+    let node = patient_node(&pair.url()).await;
+    let rule = node.define("per user", once(100_000)).unwrap();
+    let load = Load::start(&node, rule, "alice", 16);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    pair.failover();
+    let begun = Instant::now();
+    // From the moment on at which the new primary was named.
+    until("the new primary is used", || node.shared().stats().connections >= 2).await;
+    assert!(begun.elapsed() < Duration::from_secs(6), "after {:?}", begun.elapsed());
+    let calls = load.finish().await;
+    assert!(calls.iter().all(|call| call.allowed));
+    assert!(left(&node, rule, "alice").await > 0);
 }

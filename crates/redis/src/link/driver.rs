@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::iter::once;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,6 +191,7 @@ impl Driver {
         let mut tidying = false;
         let mut parts = Parts::default();
         let (mut probes, mut connecting) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let mut demotion = pin!(demoted(Arc::clone(&self.servers), self.give_up));
         let mut ticks = tokio::time::interval(2 * FIRST_WAIT);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut unused, mut tidied) = (false, false);
@@ -220,6 +222,7 @@ impl Driver {
                     }
                 }
                 () = breakers.of(0).opened(), if !cluster => return Stopped::Broken,
+                () = &mut demotion, if self.servers.has_sentinels() => return Stopped::Broken,
                 Ok(_) = broken.wait_for(|&broken| broken == generation) => return Stopped::Broken,
                 Some((tag, back)) = probes.next(), if !probes.is_empty() => {
                     if back {
@@ -346,6 +349,16 @@ async fn connect(servers: Arc<Servers>, give_up: Duration) -> Result<Connection,
     match timeout(2 * give_up, servers.connect(give_up)).await {
         Ok(connected) => connected.map_err(|error| server::explain(&error)),
         Err(_) => Err("no connection in time".to_owned()),
+    }
+}
+
+/// Waits until sentinels name another primary. The old one may live on for a while, and would take what nobody hears of.
+async fn demoted(servers: Arc<Servers>, give_up: Duration) {
+    loop {
+        tokio::time::sleep(LONGEST_WAIT / 2 + jittered(LONGEST_WAIT)).await;
+        if timeout(2 * give_up, servers.names_another()).await.unwrap_or(false) {
+            return;
+        }
     }
 }
 
