@@ -104,6 +104,9 @@ pub(crate) fn explain(error: &RedisError) -> String {
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "user or password are wrong, or it wants none: redis://user:password@host"
         }
+        _ if says("Parse error") => {
+            return "it does not speak Redis's protocol: is this the right port?".to_owned();
+        }
         _ => return text,
     };
     format!("{text} ({advice})")

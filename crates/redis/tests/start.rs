@@ -503,3 +503,17 @@ async fn a_node_that_has_never_reached_its_store_keeps_the_share_that_it_was_tol
     let rule = node.define("per user", once(100)).unwrap();
     assert_eq!(admitted(&node, rule, "alice").await, 25);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_speaks_something_else_is_told_in_one_line() {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let told = problem(&format!("redis://127.0.0.1:{port}")).await;
+    assert!(!told.contains('\n'), "{told:?}");
+}
