@@ -168,7 +168,7 @@ async fn a_connection_that_breaks_in_the_midst_of_a_reply_gives_nobody_the_reply
         .map(|number| node.define(&format!("limit {number}"), once(1000 * (number + 1))).unwrap())
         .collect();
     let mut broken = 0;
-    for bytes in (0..400).step_by(9) {
+    for bytes in (0..400).step_by(29) {
         until_exact(&node).await;
         proxy.cut_replies_after(bytes);
         for _ in 0..3 {
@@ -192,7 +192,7 @@ async fn a_connection_that_breaks_in_the_midst_of_a_reply_gives_nobody_the_reply
         proxy.pass();
     }
     assert!(broken > 64, "{broken} calls met a broken connection: too few to mean anything");
-    assert!(node.shared().stats().connections > 20);
+    assert!(node.shared().stats().connections > 10);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -382,10 +382,10 @@ async fn busy_is_no_answer() {
     let port = server.port();
     let hog = || {
         std::thread::spawn(move || {
-            use std::io::Write;
+            use std::io::{Read, Write};
             let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
             stream.write_all(b"EVAL \"while true do end\" 0\r\n").unwrap();
-            std::thread::sleep(Duration::from_secs(20));
+            let _ = stream.read(&mut [0; 16]);
         });
     };
     refusal(&server, hog, || drop(server.command(&["SCRIPT", "KILL"])), "another script keeps it busy").await;

@@ -87,7 +87,7 @@ impl Driver {
             };
             match connected {
                 Ok((connection, warnings)) => {
-                    wait = FIRST_WAIT;
+                    let begun = Instant::now();
                     self.shared.counts.connections.add(1);
                     *self.shared.connection.write() = Some((generation, connection.clone()));
                     self.shared.breakers.0.iter().for_each(Breaker::close);
@@ -97,6 +97,16 @@ impl Driver {
                     if matches!(stopped, Stopped::Unused) {
                         return;
                     }
+                    // A server that takes connections and then fails is not connected to again and again.
+                    if begun.elapsed() >= LONGEST_WAIT {
+                        wait = FIRST_WAIT;
+                        continue;
+                    }
+                    self.shared.breakers.0.iter().for_each(Breaker::open);
+                    if self.refuse_for(jittered(wait), "its connection broke").await {
+                        return;
+                    }
+                    wait = (2 * wait).min(LONGEST_WAIT);
                 }
                 Err(problem) => {
                     self.shared.breakers.0.iter().for_each(Breaker::open);
