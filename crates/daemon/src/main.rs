@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use tokio::time::timeout;
 use tollgate::MemoryStore;
 use tollgate_daemon::block_on::block_on;
 use tollgate_daemon::conformance::{self, Target};
@@ -66,6 +67,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
                     conformance::run(&dir, &Target { new_store, in_micros: false }, out)?
                 }
                 address => {
+                    RedisStore::check_address(address)?;
                     let runtime = tokio::runtime::Runtime::new()?;
                     let _context = runtime.enter();
                     // Keys that nobody else has. A server far away may take its time: here it is the answer that counts.
@@ -74,6 +76,11 @@ fn run(command: Command) -> anyhow::Result<bool> {
                         .prefix(format!("tollgate-conformance-{:016x}", rand::random::<u64>()))
                         .deadline(Duration::from_secs(5))
                         .build()?;
+                    let soon =
+                        runtime.block_on(async { timeout(Duration::from_secs(1), store.ready()).await });
+                    if soon.is_err() {
+                        writeln!(io::stderr(), "waiting for {}, which does not answer yet", store.address())?;
+                    }
                     block_on(store.ready()).with_context(|| format!("no store at {}", store.address()))?;
                     for warning in store.health().warnings {
                         writeln!(io::stderr(), "warning: {warning}")?;

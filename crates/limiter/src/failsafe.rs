@@ -207,16 +207,6 @@ impl<S: Store> Failsafe<S> {
     /// Decides without the shared store. Also tells when, so that it can be undone.
     fn decide_alone(&self, charges: &[Known<'_>], at: Option<Timestamp>) -> (Vec<Outcome>, Timestamp) {
         let by = |wanted| move |(guarded, _): &&Known<'_>| guarded.on_failure == wanted;
-        for (guarded, _) in charges {
-            guarded.degraded.fetch_add(1, Ordering::Relaxed);
-            let [open, closed, local] = &self.counts;
-            let count = match guarded.on_failure {
-                OnFailure::Open => open,
-                OnFailure::Closed => closed,
-                OnFailure::Local => local,
-            };
-            count.fetch_add(1, Ordering::Relaxed);
-        }
         let is_closed = charges.iter().any(|known| by(OnFailure::Closed)(&known));
         let mut shares = Vec::new();
         if !is_closed {
@@ -239,7 +229,29 @@ impl<S: Store> Failsafe<S> {
     }
 
     fn all_alone(&self, charges: &[Known<'_>], at: Option<Timestamp>) -> Verdict {
-        marked(Verdict::of(self.decide_alone(charges, at).0), charges, 0..charges.len())
+        self.marked(Verdict::of(self.decide_alone(charges, at).0), charges, 0..charges.len())
+    }
+
+    /// Marks and counts those that were decided alone.
+    fn marked(
+        &self,
+        verdict: Verdict,
+        charges: &[Known<'_>],
+        alone: impl IntoIterator<Item = usize>,
+    ) -> Verdict {
+        let [open, closed, local] = &self.counts;
+        let mark = |index: usize| {
+            let (guarded, _) = charges.get(index)?;
+            let count = match guarded.on_failure {
+                OnFailure::Open => open,
+                OnFailure::Closed => closed,
+                OnFailure::Local => local,
+            };
+            guarded.degraded.fetch_add(1, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed);
+            Some(Degraded { index, by: guarded.on_failure })
+        };
+        Verdict { degraded: alone.into_iter().filter_map(mark).collect(), ..verdict }
     }
 
     /// Gives back what [`decide_alone`](Self::decide_alone) took.
@@ -351,7 +363,7 @@ impl<S: Store> Store for Failsafe<S> {
             }
         }
         put(&mut outcomes, &places_away, alone);
-        Ok(marked(Verdict::of(outcomes), &known, places_away))
+        Ok(self.marked(Verdict::of(outcomes), &known, places_away))
     }
 
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
@@ -420,12 +432,6 @@ impl<S: Store> Store for Failsafe<S> {
     fn nodes(&self) -> u64 {
         self.shared.nodes()
     }
-}
-
-/// The verdict with a mark on those that were decided without the shared store.
-fn marked(verdict: Verdict, charges: &[Known<'_>], alone: impl IntoIterator<Item = usize>) -> Verdict {
-    let mark = |index| charges.get(index).map(|(guarded, _)| Degraded { index, by: guarded.on_failure });
-    Verdict { degraded: alone.into_iter().filter_map(mark).collect(), ..verdict }
 }
 
 fn unzip<T>(numbered: Vec<(usize, T)>) -> (Vec<usize>, Vec<T>) {

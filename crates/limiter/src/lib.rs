@@ -96,8 +96,3 @@ pub use tollgate_core::store::{OnFailure, Store};
 pub use tollgate_core::worker::{Fraction, WorkerSettings};
 pub use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp, Verdict};
 pub use worker::{Class, Shed, WorkerShedder, WorkerShedderBuilder};
-
-/// The code in the README runs too.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

@@ -236,9 +236,15 @@ fn only_the_keys_of_the_part_that_is_away_are_decided_here() {
     // The part that seems to answer does not: all is decided here, once.
     world.fail(true);
     let call = || world.charge(&[(user, "carol", 1), (tenant, "away third", 1)]);
+    let before = world.store.stats().local;
     let passed: Vec<_> = (0..20).map(|_| call()).filter(|verdict| verdict.allowed).collect();
     assert_eq!(passed.len(), 4);
     assert!(passed.iter().all(|verdict| verdict.degraded.len() == 2));
+    assert_eq!(
+        world.store.stats().local - before,
+        40 - 16,
+        "two of a call, but one where the first share refuses"
+    );
 }
 
 #[test]

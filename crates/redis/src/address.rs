@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo,
@@ -16,6 +16,11 @@ use thiserror::Error;
 use tokio::sync::Mutex;
 
 /// An address that cannot be one.
+///
+/// ```
+/// let error = tollgate_redis::RedisStore::check_address("redis://cache:99999").unwrap_err();
+/// assert!(error.to_string().contains("with a port from 1 to 65535"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{address:?} is no address of a store: {problem}")]
 pub struct AddressError {
@@ -35,6 +40,8 @@ enum Kind {
     Cluster(ClusterClient),
     /// The sentinels' client, and which primary they named last.
     Sentinel(Mutex<(SentinelClient, String)>),
+    /// The address is none: nobody ever answers.
+    Nowhere(AddressError),
 }
 
 /// An open connection. Clones share it.
@@ -62,7 +69,16 @@ struct Parts<'a> {
     login: Option<&'a str>,
     hosts: Vec<&'a str>,
     path: Vec<&'a str>,
+    settings: Settings,
+}
+
+/// What stands behind the question mark.
+#[derive(Default)]
+struct Settings {
     certificates: Option<TlsCertificates>,
+    /// The login of the sentinels themselves.
+    sentinel_user: Option<String>,
+    sentinel_pass: Option<String>,
 }
 
 impl<'a> Parts<'a> {
@@ -75,11 +91,12 @@ impl<'a> Parts<'a> {
                 scheme.replacen("redis", "rediss", 1)
             ));
         }
-        let certificates = certificates(settings)?;
+        let settings = Settings::of(settings, scheme.ends_with("-sentinel"))?;
         let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
         if login.is_some_and(|login| login.contains(['/', '?', '#'])) {
             return Err(ENCODED.to_owned());
         }
+        login.map_or(Ok(String::new()), decoded)?;
         let mut path = rest.split('/');
         let hosts: Vec<_> = path.next().unwrap_or_default().split(',').collect();
         for host in &hosts {
@@ -87,7 +104,7 @@ impl<'a> Parts<'a> {
         }
         let path = path.filter(|part| !part.is_empty()).collect();
         let scheme = if encrypted { "rediss" } else { "redis" };
-        Ok(Self { scheme, login, hosts, path, certificates })
+        Ok(Self { scheme, login, hosts, path, settings })
     }
 
     /// The address of one server.
@@ -120,49 +137,98 @@ fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-/// The certificates that the settings of an address name: `ca=FILE&cert=FILE&key=FILE`.
-fn certificates(settings: &str) -> Result<Option<TlsCertificates>, String> {
-    const KNOWN: &str = "there are ca=FILE, cert=FILE and key=FILE (PEM)";
-    let (mut root_cert, mut cert, mut key) = (None, None, None);
-    // What stands before an `@` may be a password, and is not repeated.
-    let shown = |text: &str| if settings.contains('@') { "***".to_owned() } else { text.to_owned() };
-    for setting in settings.split('&').filter(|setting| !setting.is_empty()) {
-        let (name, path) = setting.split_once('=').unwrap_or((setting, ""));
-        let (place, holds) = match name {
-            "ca" => (&mut root_cert, "CERTIFICATE"),
-            "cert" => (&mut cert, "CERTIFICATE"),
-            "key" => (&mut key, "PRIVATE KEY"),
-            _ if settings.contains('@') => {
-                return Err(format!("behind the question mark stand settings: {KNOWN}. {ENCODED}"));
-            }
-            other => return Err(format!("{other:?} is no setting; {KNOWN}")),
-        };
-        let told = |problem: String| format!("{name}={} {problem}", shown(path));
-        let bytes = std::fs::read(path).map_err(|error| told(format!("cannot be read: {error}")))?;
-        if !String::from_utf8_lossy(&bytes)
-            .lines()
-            .any(|line| line.starts_with("-----BEGIN") && line.contains(holds))
-        {
-            return Err(told(format!("is no PEM file with -----BEGIN {holds}-----")));
+/// What `%40` and the like stand for.
+fn decoded(text: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        rest = behind;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
         }
-        *place = Some(bytes);
+        let code = rest.split_first_chunk::<2>().and_then(|(code, behind)| {
+            rest = behind;
+            u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()
+        });
+        bytes.push(code.ok_or("a % stands before two hexadecimal digits; by itself it is written %25")?);
     }
-    let client_tls = match (cert, key) {
-        (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
-        (None, None) => None,
-        (Some(_), None) => return Err("cert=FILE needs key=FILE beside it".to_owned()),
-        (None, Some(_)) => return Err("key=FILE needs cert=FILE beside it".to_owned()),
-    };
-    let any = root_cert.is_some() || client_tls.is_some();
-    Ok(any.then_some(TlsCertificates { client_tls, root_cert }))
+    String::from_utf8(bytes).map_err(|_| "user names and passwords are UTF-8".to_owned())
+}
+
+impl Settings {
+    /// `ca=FILE&cert=FILE&key=FILE`, and for sentinels `sentinel_user=NAME&sentinel_pass=PASSWORD`.
+    fn of(settings: &str, of_sentinels: bool) -> Result<Self, String> {
+        let known = match of_sentinels {
+            true => {
+                "there are ca=FILE, cert=FILE and key=FILE (PEM), sentinel_user=NAME and sentinel_pass=PASSWORD"
+            }
+            false => "there are ca=FILE, cert=FILE and key=FILE (PEM)",
+        };
+        let (mut root_cert, mut cert, mut key) = (None, None, None);
+        let mut read = Self::default();
+        // What stands before an `@` may be a password, and is not repeated.
+        let shown = |text: &str| if settings.contains('@') { "***".to_owned() } else { text.to_owned() };
+        for setting in settings.split('&').filter(|setting| !setting.is_empty()) {
+            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+            let (place, holds) = match name {
+                "ca" => (&mut root_cert, "CERTIFICATE"),
+                "cert" => (&mut cert, "CERTIFICATE"),
+                "key" => (&mut key, "PRIVATE KEY"),
+                _ if settings.contains('@') => {
+                    return Err(format!("behind the question mark stand settings: {known}. {ENCODED}"));
+                }
+                "sentinel_user" if of_sentinels => {
+                    read.sentinel_user = Some(decoded(value)?);
+                    continue;
+                }
+                "sentinel_pass" if of_sentinels => {
+                    read.sentinel_pass = Some(decoded(value)?);
+                    continue;
+                }
+                other => return Err(format!("{other:?} is no setting; {known}")),
+            };
+            let told = |problem: String| format!("{name}={} {problem}", shown(value));
+            let bytes = std::fs::read(value).map_err(|error| told(format!("cannot be read: {error}")))?;
+            if !String::from_utf8_lossy(&bytes)
+                .lines()
+                .any(|line| line.starts_with("-----BEGIN") && line.contains(holds))
+            {
+                return Err(told(format!("is no PEM file with -----BEGIN {holds}-----")));
+            }
+            *place = Some(bytes);
+        }
+        if read.sentinel_user.is_some() && read.sentinel_pass.is_none() {
+            return Err("sentinel_user=NAME needs sentinel_pass=PASSWORD beside it".to_owned());
+        }
+        let client_tls = match (cert, key) {
+            (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
+            (None, None) => None,
+            (Some(_), None) => return Err("cert=FILE needs key=FILE beside it".to_owned()),
+            (None, Some(_)) => return Err("key=FILE needs cert=FILE beside it".to_owned()),
+        };
+        if root_cert.is_some() || client_tls.is_some() {
+            read.certificates = Some(TlsCertificates { client_tls, root_cert });
+        }
+        Ok(read)
+    }
 }
 
 impl Servers {
-    /// The servers at an address, and nothing else: no connection is made.
-    pub(crate) fn parse(address: &str, give_up: Duration) -> Result<Self, AddressError> {
-        let kind = Kind::of(address, give_up)
-            .map_err(|problem| AddressError { address: without_password(address), problem })?;
-        Ok(Self { kind, encrypted: address.starts_with("rediss") })
+    /// The servers at an address, and nothing else: no connection is made. At what is no address nobody answers.
+    pub(crate) fn at(address: &str, give_up: Duration) -> Self {
+        let kind = Kind::of(address, give_up).unwrap_or_else(|problem| {
+            Kind::Nowhere(AddressError { address: without_password(address), problem })
+        });
+        Self { kind, encrypted: address.starts_with("rediss") }
+    }
+
+    /// What is wrong with the address.
+    pub(crate) fn check(self) -> Result<(), AddressError> {
+        match self.kind {
+            Kind::Nowhere(error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
@@ -183,6 +249,9 @@ impl Servers {
 
     pub(crate) async fn connect(&self, give_up: Duration) -> RedisResult<Connection> {
         self.kind.connect(give_up).await.map_err(|error| {
+            if error.kind() == ErrorKind::InvalidClientConfig {
+                return error;
+            }
             let text = error.to_string();
             let hung_up =
                 ["reset by peer", "end of file", "roken pipe"].iter().any(|part| text.contains(part));
@@ -230,7 +299,7 @@ impl Kind {
                     });
                 };
                 let info = parts.node(host, database(parts.path.first())?)?;
-                let client = match parts.certificates {
+                let client = match parts.settings.certificates {
                     Some(certificates) => Client::build_with_tls(info, certificates),
                     None => Client::open(info),
                 };
@@ -250,7 +319,7 @@ impl Kind {
                     .retries(0)
                     .connection_timeout(give_up)
                     .response_timeout(give_up);
-                if let Some(certificates) = parts.certificates {
+                if let Some(certificates) = parts.settings.certificates {
                     builder = builder.certs(certificates);
                 }
                 builder.build().map(Self::Cluster).map_err(told)
@@ -290,7 +359,14 @@ impl Kind {
                             .set_client_to_redis_tls_mode(TlsMode::Secure)
                             .set_client_to_sentinel_tls_mode(TlsMode::Secure);
                     }
-                    if let Some(certificates) = &parts.certificates {
+                    let Settings { certificates, sentinel_user, sentinel_pass } = &parts.settings;
+                    if let Some(user) = sentinel_user {
+                        builder = builder.set_client_to_sentinel_username(user);
+                    }
+                    if let Some(password) = sentinel_pass {
+                        builder = builder.set_client_to_sentinel_password(password);
+                    }
+                    if let Some(certificates) = certificates {
                         builder = builder
                             .set_client_to_redis_certificates(certificates.clone())
                             .set_client_to_sentinel_certificates(certificates.clone());
@@ -316,14 +392,29 @@ impl Kind {
                 Connection::One(client.get_multiplexed_async_connection_with_config(&config).await?)
             }
             Self::Cluster(client) => Connection::Cluster(client.get_async_connection().await?),
+            Self::Nowhere(error) => {
+                return Err((ErrorKind::InvalidClientConfig, "wrong address", error.to_string()).into());
+            }
             Self::Sentinel(sentinels) => {
                 let (sentinels, named) = &mut *sentinels.lock().await;
-                let primary = sentinels.async_get_client().await?;
+                let primary = sentinels.async_get_client().await.map_err(of_sentinels)?;
                 *named = primary.get_connection_info().addr().to_string();
                 Connection::One(primary.get_multiplexed_async_connection_with_config(&config).await?)
             }
         })
     }
+}
+
+/// What a sentinel says of a login concerns its own, not that of the servers behind it.
+fn of_sentinels(error: RedisError) -> RedisError {
+    let of_login = matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
+        || error.kind() == ErrorKind::AuthenticationFailed;
+    if !of_login {
+        return error;
+    }
+    let advice = "the sentinels want a login of their own: ?sentinel_user=NAME&sentinel_pass=PASSWORD, where the default \
+                  user's name may be left out";
+    RedisError::from((ErrorKind::InvalidClientConfig, "login", format!("{error} ({advice})")))
 }
 
 fn database<'a>(named: Option<&&'a str>) -> Result<&'a str, String> {
@@ -338,18 +429,32 @@ impl Connection {
         matches!(self, Self::Cluster(_))
     }
 
-    /// A section of what a server says about itself: in a cluster, any one of them.
-    pub(crate) async fn info(&mut self, section: &str) -> RedisResult<String> {
+    /// A section of what each server says about itself, in a cluster with its address.
+    pub(crate) async fn info(&mut self, section: &str) -> RedisResult<Vec<(Option<String>, String)>> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
-        let value = match self {
-            Self::One(connection) => connection.req_packed_command(&command).await?,
-            Self::Cluster(connection) => {
-                let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
-                connection.route_command(command, node).await?
+        match self {
+            Self::One(connection) => {
+                let value = connection.req_packed_command(&command).await?.extract_error()?;
+                Ok(vec![(None, redis::from_redis_value(value)?)])
             }
-        };
-        redis::from_redis_value(value.extract_error()?).map_err(Into::into)
+            Self::Cluster(connection) => {
+                let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+                match connection.route_command(command.clone(), primaries).await {
+                    Ok(value) => {
+                        let nodes: Vec<(String, String)> = redis::from_redis_value(value.extract_error()?)?;
+                        Ok(nodes.into_iter().map(|(node, text)| (Some(node), text)).collect())
+                    }
+                    // While one is away, any other answers for all.
+                    Err(error) if error.code().is_none() => {
+                        let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+                        let value = connection.route_command(command, any).await?.extract_error()?;
+                        Ok(vec![(None, redis::from_redis_value(value)?)])
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        }
     }
 
     pub(crate) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
@@ -381,17 +486,18 @@ impl Connection {
 /// The address as it may be shown.
 pub(crate) fn without_password(address: &str) -> String {
     let (scheme, rest) = address.split_at(address.find("://").map_or(0, |at| at + "://".len()));
-    let rest = match rest.rsplit_once('@') {
-        Some((_, rest)) => format!("***@{rest}"),
-        None => rest.to_owned(),
-    };
-    // That of a Unix socket is a setting.
-    match rest.split_once("pass=") {
-        Some((before, after)) => {
-            let rest = after.split_once('&').map_or(String::new(), |(_, rest)| format!("&{rest}"));
-            format!("{scheme}{before}pass=***{rest}")
+    // Those of Unix sockets and sentinels are settings.
+    let without_settings = rest.split_once("pass=").map(|(before, after)| {
+        let rest = after.split_once('&').map_or(String::new(), |(_, rest)| format!("&{rest}"));
+        format!("{before}pass=***{rest}")
+    });
+    match (without_settings, rest.rsplit_once('@')) {
+        (Some(hidden), None) => format!("{scheme}{hidden}"),
+        (Some(hidden), Some(_)) => {
+            scheme.to_owned() + hidden.rsplit_once('@').map_or("***", |(_, rest)| rest)
         }
-        None => format!("{scheme}{rest}"),
+        (None, Some((_, rest))) => format!("{scheme}***@{rest}"),
+        (None, None) => format!("{scheme}{rest}"),
     }
 }
 

@@ -97,9 +97,6 @@ impl<T> std::fmt::Debug for Secret<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The address.
-    #[error(transparent)]
-    Address(#[from] AddressError),
     /// The prefix.
     #[error(
         "{0:?} cannot stand in front of keys: it must be up to 64 letters, digits and any of `-_.:/`, because braces would \
@@ -131,7 +128,8 @@ impl RedisStore {
     /// | `redis-sentinel://a:26379,b:26379/name/0` | whichever server is the primary `name` |
     ///
     /// With `rediss` in place of `redis` connections are encrypted. `?ca=FILE` trusts the authority of that file alone,
-    /// `cert=FILE&key=FILE` shows a certificate to the server; all are PEM.
+    /// `cert=FILE&key=FILE` shows a certificate to the server; all are PEM. Sentinels that want a login of their own get
+    /// `?sentinel_user=NAME&sentinel_pass=PASSWORD`.
     pub fn builder(address: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
             address: Secret(address.into()),
@@ -142,6 +140,19 @@ impl RedisStore {
             heartbeat: Duration::from_secs(5),
             expected_nodes: 1,
         }
+    }
+
+    /// Whether a store could be at an address. Nobody is asked.
+    ///
+    /// ```
+    /// use tollgate_redis::RedisStore;
+    ///
+    /// assert!(RedisStore::check_address("redis-cluster://a:6379,b:6379").is_ok());
+    /// let error = RedisStore::check_address("redis-cluster://a:6379/3").unwrap_err();
+    /// assert!(error.to_string().contains("a cluster has one database"));
+    /// ```
+    pub fn check_address(address: &str) -> Result<(), AddressError> {
+        Servers::at(address, Duration::from_secs(1)).check()
     }
 }
 
@@ -188,6 +199,10 @@ impl RedisStoreBuilder {
 
     /// The store. It connects on its own, on the present tokio runtime; until it has, decisions fail.
     ///
+    /// At an address that is none nobody ever answers: [`RedisStore::ready`], [`RedisStore::health`] and the log say what
+    /// is wrong with it, and limits are kept without the store, as they are when it is away.
+    /// [`RedisStore::check_address`] tells beforehand.
+    ///
     /// # Panics
     ///
     /// Outside of a tokio runtime.
@@ -198,7 +213,7 @@ impl RedisStoreBuilder {
         }
         within("deadline", self.deadline, Duration::from_millis(1), Duration::from_secs(60))?;
         within("heartbeat", self.heartbeat, Duration::from_millis(10), Duration::from_secs(3600))?;
-        let servers = Servers::parse(&self.address.0, address::give_up(self.deadline))?;
+        let servers = Servers::at(&self.address.0, address::give_up(self.deadline));
         let mut warnings = Vec::new();
         if self.secret.0.is_empty() {
             let warning = "no secret is set, so whoever can read its keys can find out whose they are, and callers could \
@@ -218,3 +233,8 @@ impl RedisStoreBuilder {
 fn within(field: &'static str, value: Duration, min: Duration, max: Duration) -> Result<(), BuildError> {
     if (min..=max).contains(&value) { Ok(()) } else { Err(BuildError::Time { field, value, min, max }) }
 }
+
+/// The code in the README runs too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

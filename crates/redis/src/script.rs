@@ -1,10 +1,12 @@
 //! The script, put together by `build.rs`, and one call of it.
 
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
 use sha1_smol::Sha1;
+use tokio::sync::{Mutex, MutexGuard};
 use tollgate_core::Timestamp;
 
 use crate::address::Connection;
@@ -20,79 +22,119 @@ fn sha() -> &'static str {
     &SHA
 }
 
-/// Runs the script once, for messages that are sent as one. If the server does not know it, it is sent along.
-pub(crate) async fn call<'m>(
-    connection: &mut Connection,
-    messages: impl Iterator<Item = &'m Message> + Clone,
-    at: Option<Timestamp>,
-    counts: &Counts,
-) -> RedisResult<Reply> {
-    counts.calls.add(1);
-    let argument = argument(messages.clone(), at);
-    let keys = messages.clone().map(|message| message.keys.len()).sum::<usize>();
-    let command = |name: &str, script: &str| {
-        let mut command = Cmd::with_capacity(keys + 4, argument.len() + 96 * keys + script.len() + 32);
-        command.arg(name).arg(script).arg(keys);
-        for key in messages.clone().flat_map(|message| &message.keys) {
-            command.arg(key.as_slice());
-        }
-        command.arg(argument.as_slice());
-        command
-    };
-    let unexpected =
-        || RedisError::from((ErrorKind::UnexpectedReturnType, "the script answers with numbers"));
-    let alone = messages.clone().nth(1).is_none();
-    match run(connection, command, alone, counts).await? {
-        Value::BulkString(numbers) => Reply::read(&numbers).ok_or_else(unexpected),
-        _ => Err(unexpected()),
-    }
+/// Makes what stands under our names without being ours go away: leases live in sorted sets, all else in strings.
+const MEND: &str = "for _, key in ipairs(KEYS) do
+  local set = string.find(key, ':[oc]$')
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= (set and 'zset' or 'string') then redis.call('DEL', key) end
+end";
+
+/// The script as the servers know it.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    pub(crate) counts: Arc<Counts>,
+    /// Held by whoever sends the text. How often that was done.
+    sending: Mutex<()>,
+    sent: AtomicU64,
 }
 
-/// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.
-/// A slot whose keys are half here and half there is waited for, for as long as the caller likes; but messages that only
-/// travel together are not made to wait for each other's keys: they are told.
-async fn run(
-    connection: &mut Connection,
-    command: impl Fn(&str, &str) -> Cmd,
-    alone: bool,
-    counts: &Counts,
-) -> RedisResult<Value> {
-    /// Redirects that are followed; a cluster that sends us round in circles is not asked for ever.
-    const REDIRECTS: u32 = 5;
-    const MOVING: Duration = Duration::from_millis(2);
-    let mut by_name = true;
-    let mut pointed: Option<RedisError> = None;
-    let mut redirects = 0;
-    while redirects <= REDIRECTS {
-        let command = if by_name { command("EVALSHA", sha()) } else { command("EVAL", SOURCE) };
-        let sent = match &pointed {
-            Some(error) => match connection.send_to(&command, error).await {
-                Some(sent) => sent,
-                None => connection.send(&command).await,
-            },
-            None => connection.send(&command).await,
+impl Script {
+    /// Runs the script once, for messages that are sent as one. If the server does not know it, it is sent along.
+    pub(crate) async fn call<'m>(
+        &self,
+        connection: &mut Connection,
+        messages: impl Iterator<Item = &'m Message> + Clone,
+        at: Option<Timestamp>,
+    ) -> RedisResult<Reply> {
+        self.counts.calls.add(1);
+        let argument = argument(messages.clone(), at);
+        let keys = messages.clone().map(|message| message.keys.len()).sum::<usize>();
+        let command = |name: &str, script: &str, argument: Option<&[u8]>| {
+            let length = argument.map_or(0, <[u8]>::len) + 96 * keys + script.len() + 32;
+            let mut command = Cmd::with_capacity(keys + 4, length);
+            command.arg(name).arg(script).arg(keys);
+            for key in messages.clone().flat_map(|message| &message.keys) {
+                command.arg(key.as_slice());
+            }
+            if let Some(argument) = argument {
+                command.arg(argument);
+            }
+            command
         };
-        let error = match sent {
-            Ok(value) => return Ok(value),
-            Err(error) => error,
-        };
-        match error.code() {
-            Some("NOSCRIPT") if by_name => {
-                counts.script_loads.add(1);
-                by_name = false;
+        let unexpected =
+            || RedisError::from((ErrorKind::UnexpectedReturnType, "the script answers with numbers"));
+        let alone = messages.clone().nth(1).is_none();
+        let call = |name: &str, script: &str| command(name, script, Some(argument.as_slice()));
+        match self.run(connection, call, alone).await {
+            Ok(Value::BulkString(numbers)) => Reply::read(&numbers).ok_or_else(unexpected),
+            Ok(_) => Err(unexpected()),
+            Err(error) => {
+                // This call is lost, and may have been charged in part. The next ones need not be.
+                if error.to_string().contains("WRONGTYPE") {
+                    self.counts.keys_mended.add(1);
+                    let _ = connection.send(&command("EVAL", MEND, None)).await;
+                }
+                Err(error)
             }
-            Some("MOVED" | "ASK") => {
-                counts.redirects.add(1);
-                redirects += 1;
-                pointed = Some(error);
-            }
-            Some("TRYAGAIN") if alone => {
-                // By then it may be all there, or all elsewhere.
-                tokio::time::sleep(MOVING).await;
-                pointed = None;
-            }
-            _ => return Err(error),
         }
     }
-    Err(RedisError::from((ErrorKind::Io, "redirected too often")))
+
+    /// Runs the script by its name, and where it is not known, or a slot is elsewhere, tries again: then nothing has run.
+    /// A slot whose keys are half here and half there is waited for, for as long as the caller likes; but messages that
+    /// only travel together are not made to wait for each other's keys: they are told.
+    async fn run(
+        &self,
+        connection: &mut Connection,
+        command: impl Fn(&str, &str) -> Cmd,
+        alone: bool,
+    ) -> RedisResult<Value> {
+        /// Redirects that are followed; a cluster that sends us round in circles is not asked for ever.
+        const REDIRECTS: u32 = 5;
+        const MOVING: Duration = Duration::from_millis(2);
+        // Held while the text is on its way: the others wait for it to arrive, and then need not send it, too.
+        let mut sends: Option<MutexGuard<'_, ()>> = None;
+        let mut pointed: Option<RedisError> = None;
+        let mut redirects = 0;
+        while redirects <= REDIRECTS {
+            let sent_before = self.sent.load(Ordering::Acquire);
+            let command = if sends.is_some() { command("EVAL", SOURCE) } else { command("EVALSHA", sha()) };
+            let sent = match &pointed {
+                Some(error) => match connection.send_to(&command, error).await {
+                    Some(sent) => sent,
+                    None => connection.send(&command).await,
+                },
+                None => connection.send(&command).await,
+            };
+            let error = match sent {
+                Ok(value) => {
+                    if sends.is_some() {
+                        self.sent.fetch_add(1, Ordering::Release);
+                    }
+                    return Ok(value);
+                }
+                Err(error) => error,
+            };
+            match error.code() {
+                Some("NOSCRIPT") if sends.is_none() => {
+                    let guard = self.sending.lock().await;
+                    if self.sent.load(Ordering::Acquire) == sent_before {
+                        self.counts.script_loads.add(1);
+                        sends = Some(guard);
+                    }
+                }
+                Some("MOVED" | "ASK") => {
+                    self.counts.redirects.add(1);
+                    redirects += 1;
+                    pointed = Some(error);
+                }
+                Some("TRYAGAIN") if alone => {
+                    // By then it may be all there, or all elsewhere.
+                    tokio::time::sleep(MOVING).await;
+                    pointed = None;
+                }
+                _ => return Err(error),
+            }
+        }
+        Err(RedisError::from((ErrorKind::Io, "redirected too often")))
+    }
 }

@@ -18,32 +18,43 @@ pub(crate) async fn inspect(connection: &mut Connection) -> Result<Vec<String>, 
         }
         (Err(error), _) | (_, Err(error)) => return Err(explain(&error)),
     };
-    match field(&about, "redis_mode") {
-        Some("cluster") if !connection.is_cluster() => {
-            return Err(
-                "this is a node of a cluster: write redis-cluster:// (or rediss-cluster://) in place of \
-                        redis://"
-                    .to_owned(),
-            );
+    for (node, about) in &about {
+        let of_node = |text: &str| match node {
+            Some(node) => format!("{node}: {text}"),
+            None => text.to_owned(),
+        };
+        match field(about, "redis_mode") {
+            Some("cluster") if !connection.is_cluster() => {
+                return Err(
+                    "this is a node of a cluster: write redis-cluster:// (or rediss-cluster://) in place of \
+                            redis://"
+                        .to_owned(),
+                );
+            }
+            Some("sentinel") => {
+                return Err("this is a sentinel: write redis-sentinel://host:26379/master-name".to_owned());
+            }
+            _ => {}
         }
-        Some("sentinel") => {
-            return Err("this is a sentinel: write redis-sentinel://host:26379/master-name".to_owned());
+        // Valkey tells its own version beside the one of Redis that it stands for.
+        if field(about, "valkey_version").is_none()
+            && let Some(version) = field(about, "redis_version")
+            && is_old(version)
+        {
+            let problem = format!("Redis {version} is too old: it must be 6.2 or newer, or Valkey");
+            return Err(of_node(&problem));
         }
-        _ => {}
     }
-    // Valkey tells its own version beside the one of Redis that it stands for.
-    if field(&about, "valkey_version").is_none()
-        && let Some(version) = field(&about, "redis_version")
-        && is_old(version)
-    {
-        return Err(format!("Redis {version} is too old: it must be 6.2 or newer, or Valkey"));
+    for (node, memory) in &memory {
+        if let Some(policy) = field(memory, "maxmemory_policy").filter(|policy| *policy != "noeviction") {
+            let whose = node.as_ref().map_or(String::new(), |node| format!(" of {node}"));
+            warnings.push(format!(
+                "maxmemory-policy{whose} is {policy}, so a full server forgets limits that are in use, and their callers \
+                 get a fresh burst: set it to noeviction"
+            ));
+        }
     }
-    if let Some(policy) = field(&memory, "maxmemory_policy").filter(|policy| *policy != "noeviction") {
-        warnings.push(format!(
-            "maxmemory-policy is {policy}, so a full server forgets limits that are in use, and their callers get a fresh \
-             burst: set it to noeviction"
-        ));
-    }
+    warnings.sort();
     Ok(warnings)
 }
 
@@ -100,6 +111,12 @@ pub(crate) fn explain(error: &RedisError) -> String {
         }
         _ if says("CertificateRequired") => {
             "it wants a certificate from its clients: add ?cert=FILE&key=FILE (PEM)"
+        }
+        _ if error.kind() == ErrorKind::InvalidClientConfig => {
+            return error.detail().map_or(text, str::to_owned);
+        }
+        _ if error.kind() == ErrorKind::ClusterConnectionNotFound => {
+            "no node of the cluster serves any slot as far as these hosts know: `redis-cli --cluster check` says why"
         }
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "user or password are wrong, or it wants none: redis://user:password@host"

@@ -118,6 +118,7 @@ impl RedisStore {
             Status::Connecting => Some("not connected yet".to_owned()),
             Status::Up(more) => {
                 warnings.extend(more);
+                warnings.extend(link.fault().map(|fault| format!("a decision failed: {fault}")));
                 None
             }
         };

@@ -23,6 +23,7 @@ use tollgate_core::{Nanos, Outcome, Timestamp};
 
 use crate::keys::FamilyId;
 use crate::limits::{CRITICAL, Parameters, Room, double, is_leased};
+use crate::link::BATCH;
 
 /// The groups of one call: keys, and the argument but for the time.
 #[derive(Clone, Debug, Default)]
@@ -75,8 +76,8 @@ pub(crate) struct Item<'a> {
 /// The keys of an item.
 pub(crate) type Keys = SmallVec<[Vec<u8>; 3]>;
 
-/// Items that a group may have.
-pub(crate) const MAX_ITEMS: usize = u16::MAX as usize / 3;
+/// Items that a group may have. With three keys each, and as many groups as share a call, positions fit.
+pub(crate) const MAX_ITEMS: usize = u16::MAX as usize / 3 / BATCH;
 
 /// Numbers of an item in the reply: allowed, remaining, retry after, reset after, delay.
 const NUMBERS: usize = 5;

@@ -120,7 +120,7 @@ async fn a_server_that_wants_a_certificate_gets_the_one_that_was_named() {
     do_everything(&open(&address).await).await;
     assert_says(&problem(&with_ca(&server)).await, &["cert=FILE", "key=FILE"]);
     let half = format!("{}&cert={certificate}", with_ca(&server));
-    let error = RedisStore::builder(half).build().unwrap_err().to_string();
+    let error = RedisStore::check_address(&half).unwrap_err().to_string();
     assert_says(&error, &["cert=FILE needs key=FILE"]);
 }
 
@@ -165,6 +165,19 @@ async fn a_password_is_taken_from_the_address_and_shown_to_nobody() {
     assert!(!told.contains("hunter2"));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_get_the_login_that_is_their_own() {
+    let sentinel = Sentinel::start();
+    sentinel.command(&["ACL", "SETUSER", "default", "resetpass", ">p@ss%"]);
+    let with = |settings: &str| format!("{}?{settings}", sentinel.url());
+    do_everything(&open(&with("sentinel_pass=p%40ss%25")).await).await;
+    do_everything(&open(&with("sentinel_user=default&sentinel_pass=p%40ss%25")).await).await;
+    assert_says(&problem(&sentinel.url()).await, &["sentinel_pass=PASSWORD"]);
+    assert_says(&problem(&with("sentinel_pass=hunter2")).await, &["sentinel_pass=PASSWORD"]);
+    let store = RedisStore::builder(with("sentinel_pass=hunter2")).build().unwrap();
+    assert!(!store.address().contains("hunter2"), "{}", store.address());
+}
+
 #[tokio::test]
 async fn an_address_that_is_none_does_not_show_its_password_either() {
     for address in [
@@ -185,11 +198,14 @@ async fn an_address_that_is_none_does_not_show_its_password_either() {
         "http://user:hunter2@host",
         "redis-cluster://user:hunter2@a,b/1",
         "redis-sentinel://user:hunter2@a,b",
+        "redis-sentinel://a,b/name?sentinel_user=me&sentinel_pass=hunter2&foo=1",
+        "redis-sentinel://a,b/name?sentinel_pass=hunter2%",
+        "redis-sentinel://a,b/name?sentinel_pass=hun@ter2",
         "redis+unix:///run/redis.sock?db=x&pass=hunter2",
         "redis+unix:///run/redis.sock?pass=hunter2&db=x",
         "redis+unix://user:hunter2@host/x",
     ] {
-        let error = RedisStore::builder(address).build().expect_err(address);
+        let error = RedisStore::check_address(address).expect_err(address);
         let shown = format!("{error} {error:?}");
         assert!(!shown.contains("hun") && !shown.contains("ter2"), "{shown}");
     }
@@ -305,6 +321,24 @@ async fn a_server_that_would_forget_limits_when_it_is_full_is_warned_of() {
     assert_says(&warnings.join(", "), &["maxmemory-policy is volatile-ttl", "set it to noeviction"]);
     server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     assert_eq!(open(&server.url()).await.health().warnings, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_of_a_cluster_that_would_forget_limits_is_named() {
+    let cluster = Cluster::start(Flavour::Redis);
+    assert_eq!(open(&cluster.url()).await.health().warnings, Vec::<String>::new());
+    let node = cluster.nodes().iter().find(|node| node.is_primary()).unwrap();
+    node.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let warnings = open(&cluster.url()).await.health().warnings;
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert_says(&warnings[0], &["maxmemory-policy of", &node.port().to_string(), "is allkeys-lru"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_belongs_to_no_cluster_yet_is_told() {
+    let server = RedisServer::start_with(Flavour::Redis, &["--cluster-enabled", "yes"]);
+    let address = server.url().replace("redis://", "redis-cluster://");
+    assert_says(&problem(&address).await, &["serves any slot", "redis-cli --cluster check"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -453,9 +487,15 @@ async fn an_address_that_is_none_is_refused_with_one_that_would_do() {
         ("REDIS://h", one),
         ("\0", one),
         ("redis://\0", "name:6379"),
+        ("redis://user:p%ZZ@h", "written %25"),
+        ("redis://user:100%@h", "written %25"),
+        ("redis://user:%ff@h", "UTF-8"),
+        ("redis-sentinel://h/name?sentinel_pass=100%", "written %25"),
+        ("redis-sentinel://h/name?sentinel_user=me", "needs sentinel_pass=PASSWORD"),
+        ("redis-sentinel://h/name?pass=me", "sentinel_pass=PASSWORD"),
+        ("rediss://h?sentinel_pass=me", "\"sentinel_pass\" is no setting"),
     ] {
-        let error = RedisStore::builder(address).build().expect_err(address);
-        assert!(matches!(error, BuildError::Address(_)), "{error:?}");
+        let error = RedisStore::check_address(address).expect_err(address);
         assert_says(&error.to_string(), &["is no address of a store", says]);
     }
     for address in [
@@ -473,8 +513,11 @@ async fn an_address_that_is_none_is_refused_with_one_that_would_do() {
         "redis+unix:///run/redis.sock",
         "unix:///run/redis.sock",
     ] {
-        let store = RedisStore::builder(address).build();
-        assert!(store.is_ok(), "{address}: {store:?}");
+        assert_eq!(RedisStore::check_address(address), Ok(()));
+    }
+    // Whoever starts with one all the same runs in its failure mode, and tells why.
+    for address in ["redis://host:99999", "http://host", "rediss://h?ca=/nonexistent"] {
+        assert_says(&problem(address).await, &[address, "is no address of a store"]);
     }
 }
 

@@ -10,9 +10,8 @@ use tollgate_core::Timestamp;
 
 use super::{Job, OnItsWay, Shared};
 use crate::address::Connection;
-use crate::script;
+use crate::script::Script;
 use crate::server;
-use crate::stats::Counts;
 use crate::wire::{Message, Reply};
 
 /// Sends jobs in one call; one by one, if the keys of some are on their way to another node.
@@ -25,14 +24,14 @@ pub(super) async fn carry(
     shared.calls.fetch_add(1, Ordering::AcqRel);
     let _call = OnItsWay(&shared.calls);
     let at = jobs.first().and_then(|job| job.at);
-    let sent = send(connection.clone(), messages(&jobs), at, &shared.counts, give_up).await;
+    let sent = send(connection.clone(), messages(&jobs), at, &shared.script, give_up).await;
     match sent {
         Ok(reply) => {
             let sizes: Vec<_> = jobs.iter().map(|job| job.message.items).collect();
             jobs.into_iter().zip(reply.split(sizes.into_iter()).map(Ok)).collect()
         }
         Err(problem) if problem.is_moving() && jobs.len() > 1 => {
-            let one = |job| send(connection.clone(), messages(job), at, &shared.counts, give_up);
+            let one = |job| send(connection.clone(), messages(job), at, &shared.script, give_up);
             let results = join_all(jobs.chunks(1).map(one)).await;
             jobs.into_iter().zip(results).collect()
         }
@@ -44,10 +43,10 @@ async fn send<'j>(
     mut connection: Connection,
     messages: impl Iterator<Item = &'j Message> + Clone,
     at: Option<Timestamp>,
-    counts: &Counts,
+    script: &Script,
     give_up: Duration,
 ) -> Result<Reply, Problem> {
-    match timeout(give_up, script::call(&mut connection, messages, at, counts)).await {
+    match timeout(give_up, script.call(&mut connection, messages, at)).await {
         Ok(Ok(reply)) => Ok(reply),
         Ok(Err(error)) => Err(Problem::Server(error)),
         Err(_) => Err(Problem::Silence(give_up)),

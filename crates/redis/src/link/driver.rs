@@ -19,13 +19,12 @@ use super::{CHORES, Ends, Job, Nature, Probe, Settings, Shared, Status, unavaila
 use crate::address::{Connection, Servers, give_up};
 use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
-use crate::script;
+use crate::script::Script;
 use crate::server;
-use crate::stats::Counts;
 use crate::wire::{Message, Reply};
 
 /// Messages of one call.
-pub(super) const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 /// The first wait before a server is asked again, and the longest.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(50);
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -88,7 +87,7 @@ impl Driver {
             match connected {
                 Ok((connection, warnings)) => {
                     let begun = Instant::now();
-                    self.shared.counts.connections.add(1);
+                    self.shared.script.counts.connections.add(1);
                     *self.shared.connection.write() = Some((generation, connection.clone()));
                     self.shared.breakers.0.iter().for_each(Breaker::close);
                     self.say(Status::Up(warnings));
@@ -156,13 +155,13 @@ impl Driver {
     }
 
     async fn probe_tag(&self, mut connection: Connection, tag: u8) -> Result<(), String> {
-        let (counts, probe) = (&self.shared.counts, (self.probe)(tag));
+        let (script, probe) = (&self.shared.script, (self.probe)(tag));
         // The first time the script has to be sent, and compiled.
-        match timeout(self.give_up, script::call(&mut connection, once(&probe), None, counts)).await {
+        match timeout(self.give_up, script.call(&mut connection, once(&probe), None)).await {
             Ok(loaded) => drop(loaded.map_err(|error| server::explain(&error))?),
             Err(_) => return Err("the script did not run in time".to_owned()),
         }
-        match timeout(self.deadline, script::call(&mut connection, once(&probe), None, counts)).await {
+        match timeout(self.deadline, script.call(&mut connection, once(&probe), None)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(server::explain(&error)),
             Err(_) => Err(format!("it takes longer than {:?} to answer", self.deadline)),
@@ -247,14 +246,14 @@ impl Driver {
                         // served.
                         if parts.look_outdated() && connecting.is_empty() {
                             let tags = (0..=u8::MAX).step_by(16).map(|tag| (tag, (self.probe)(tag))).collect();
-                            let old = (connection.clone(), tags, self.deadline, &*shared.counts);
+                            let old = (connection.clone(), tags, self.deadline, &shared.script);
                             connecting.push(connect_anew(Arc::clone(&self.servers), self.give_up, old));
                         }
                     }
                 }
                 Some(connected) = connecting.next(), if !connecting.is_empty() => match connected {
                     Some(anew) => {
-                        shared.counts.connections.add(1);
+                        shared.script.counts.connections.add(1);
                         *shared.connection.write() = Some((generation, anew.clone()));
                         connection = anew;
                     }
@@ -264,7 +263,7 @@ impl Driver {
                     // Some that are left alone are asked whether their servers are back.
                     for tag in breakers.some_open(parts.to_probe(Instant::now())) {
                         let message = (self.probe)(tag);
-                        probes.push(probe_later(connection.clone(), tag, message, self.deadline, &shared.counts));
+                        probes.push(probe_later(connection.clone(), tag, message, self.deadline, &shared.script));
                     }
                 }
                 count = self.queue.recv_many(&mut self.waiting, BATCH),
@@ -337,6 +336,7 @@ impl Driver {
                         failed.push(job.tag);
                     }
                     is_broken |= problem.is_fatal();
+                    self.shared.complain(&problem);
                     if let Some(reply) = job.reply.take() {
                         let _ = reply.send(Err(unavailable(&problem.describe())));
                     }
@@ -376,13 +376,13 @@ async fn demoted(servers: Arc<Servers>, give_up: Duration) {
 async fn connect_anew(
     servers: Arc<Servers>,
     give_up: Duration,
-    (old, tags, deadline, counts): (Connection, Vec<(u8, Message)>, Duration, &Counts),
+    (old, tags, deadline, script): (Connection, Vec<(u8, Message)>, Duration, &Script),
 ) -> Option<Connection> {
     if let Ok(connection) = connect(servers, give_up).await {
         return Some(connection);
     }
     let probes =
-        tags.into_iter().map(|(tag, message)| probe_later(old.clone(), tag, message, deadline, counts));
+        tags.into_iter().map(|(tag, message)| probe_later(old.clone(), tag, message, deadline, script));
     join_all(probes).await.into_iter().any(|(_, answers)| answers).then_some(old)
 }
 
@@ -392,9 +392,9 @@ async fn probe_later(
     tag: u8,
     message: Message,
     deadline: Duration,
-    counts: &Counts,
+    script: &Script,
 ) -> (u8, bool) {
-    let call = script::call(&mut connection, once(&message), None, counts);
+    let call = script.call(&mut connection, once(&message), None);
     (tag, timeout(deadline, call).await.is_ok_and(|reply| reply.is_ok()))
 }
 

@@ -21,18 +21,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::Timestamp;
 use tollgate_core::store::StoreError;
 
 use self::call::Problem;
+pub(crate) use self::driver::BATCH;
 use self::driver::Driver;
 use crate::address::{Connection, Servers};
 use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
-use crate::script;
+use crate::script::Script;
 use crate::stats::Counts;
 use crate::wire::{Message, Reply};
 
@@ -84,7 +85,9 @@ struct Shared {
     calls: AtomicUsize,
     /// Decisions whose callers wait.
     waiting: AtomicUsize,
-    counts: Arc<Counts>,
+    script: Script,
+    /// What a server that answers otherwise has last said to a decision that failed, and when.
+    fault: Mutex<Option<(Instant, String)>>,
 }
 
 /// What the driver holds the other ends of.
@@ -151,11 +154,12 @@ impl Link {
             connection: RwLock::default(),
             calls: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            counts: Arc::default(),
+            script: Script::default(),
+            fault: Mutex::default(),
         });
         let (say, status) = watch::channel(Status::Connecting);
         let (broken, is_broken) = watch::channel(0);
-        let chores = Chores::new(chores, Arc::clone(&shared.counts));
+        let chores = Chores::new(chores, Arc::clone(&shared.script.counts));
         let driver = Driver::new(
             servers,
             settings,
@@ -199,7 +203,13 @@ impl Link {
     }
 
     pub(crate) fn counts(&self) -> &Counts {
-        &self.shared.counts
+        &self.shared.script.counts
+    }
+
+    /// What the server has lately said to a decision that failed although it answers others.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let fault = self.shared.fault.lock();
+        fault.as_ref().filter(|(when, _)| when.elapsed() < FAULT_LASTS).map(|(_, fault)| fault.clone())
     }
 
     /// When a decision that begins now must be over.
@@ -215,7 +225,7 @@ impl Link {
         at: Option<Timestamp>,
         deadline: Instant,
     ) -> Result<Answer, StoreError> {
-        let counts = &self.shared.counts;
+        let counts = &self.shared.script.counts;
         let breaker = self.shared.breakers.of(tag);
         if breaker.is_open() {
             counts.failed.add(1);
@@ -261,8 +271,7 @@ impl Link {
         // If this is given up on the way, leases that it may have taken are given back.
         let mut answer = Answer::awaited(tag, message, &self.chores);
         let breaker = self.shared.breakers.of(tag);
-        let counts = &self.shared.counts;
-        match script::call(&mut connection, once(answer.message()), at, counts).await {
+        match self.shared.script.call(&mut connection, once(answer.message()), at).await {
             Ok(reply) => {
                 breaker.succeeded();
                 answer.arrived(reply);
@@ -271,6 +280,7 @@ impl Link {
             Err(error) => {
                 breaker.failed();
                 let problem = Problem::Server(error);
+                self.shared.complain(&problem);
                 if problem.is_fatal() && !self.has_slots() {
                     self.broken.send_replace(generation);
                 }
@@ -346,7 +356,24 @@ impl Drop for OnItsWay<'_> {
     }
 }
 
+/// For how long a fault is told of, and how often it is logged.
+const FAULT_LASTS: Duration = Duration::from_secs(60);
+
 impl Shared {
+    /// Takes note of what a server has said. Of a connection that must not be used again the driver tells.
+    fn complain(&self, problem: &Problem) {
+        if problem.is_fatal() {
+            return;
+        }
+        let (now, text) = (Instant::now(), problem.describe());
+        let mut fault = self.fault.lock();
+        let is_new = fault.as_ref().is_none_or(|(when, told)| *told != text || when.elapsed() >= FAULT_LASTS);
+        if is_new {
+            tracing::warn!("a decision in Redis failed, and was made without it: {text}");
+            *fault = Some((now, text));
+        }
+    }
+
     fn connection_if_idle(&self) -> Option<Idle<'_>> {
         self.calls.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         let call = OnItsWay(&self.calls);

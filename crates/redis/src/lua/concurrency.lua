@@ -1,13 +1,14 @@
-        -- Leases (kind 7) and fleet (8). Units in progress are members of a sorted set by expiry: the lease's id, and for
-        -- every further unit the id and its number. A fleet has a second set, of critical requests. The record sums them up,
-        -- so that the sets are hardly ever read: a: how many, critical ones in units of MANY; b: none ends before.
+        -- Leases (kind 7), and a fleet (8), which holds leases of two kinds. Units in progress are members of a sorted set by
+        -- expiry: the lease's id, and for every further unit the id and its number. The record sums them up, so that sets
+        -- are hardly ever read: a: how many, critical ones in units of MANY; b: none ends before.
         -- If the sets are gone without the record, or the reverse, they are counted: always before anybody is refused.
-        -- p1 capacity; p2 how long a lease lasts; p3 of a fleet: places that are not reserved. extra: 1 if the total
-        -- counts too, 2 if the request is critical, 3 both.
+        -- p1 capacity; p2 how long a lease lasts.
         -- A lease weighs no more than HEAVIEST, so that no call keeps the server for long.
         local MANY, HEAVIEST = 67108864, 1000
-        local z, other_key, by_total, critical = KEYS[k], nil, kind == 7, false
-        if kind == 8 then other_key, by_total, critical = KEYS[k + 1], extra % 2 == 1, extra >= 2 end
+        local z, share, by_total, critical, other_key = KEYS[k], p1, true, false, nil
+        if kind == 8 then
+--@fleet
+        end
         local shift = t - n
         if shift > 0 then
           if shift <= BACK then
@@ -25,7 +26,6 @@
         local live = nil
         local others, criticals = a % MANY, (a - a % MANY) / MANY
         local to_count, counted = op == 5 or not known or b <= n and (a > 0 or e > n), false
-        local share = kind == 7 and p1 or p3
         local id, held, holds, expiry = nil, false, z, nil
         local fits
         while true do
@@ -116,13 +116,13 @@
           if not changed then changed = name elseif changed ~= name then others_changed = others_changed or {}; others_changed[name] = true end
         end
         remaining = share > others and share - others or 0
-        if kind == 8 and by_total then
+        if by_total then
           local rest = p1 > others + criticals and p1 - others - criticals or 0
           if rest < remaining then remaining = rest end
         end
         reset = e > n and e - n or 0
         if op <= 1 then
-          local never = cost > HEAVIEST or kind == 7 and cost > p1 or kind == 8 and (not critical and cost > p3 or by_total and cost > p1)
+          local never = cost > HEAVIEST or by_total and cost > p1 or not critical and cost > share
           if never then
             yes, retry = false, -1
           elseif not held and not fits then
@@ -133,17 +133,8 @@
               local last_one = call('ZRANGEBYSCORE', z, live, '+inf', 'WITHSCORES', 'LIMIT', excess - 1, 1)
               if last_one[2] then retry = last_one[2] - n end
             end
-            excess = others + criticals + cost - p1
-            if kind == 8 and by_total and excess > 0 then
-              -- The unit with which enough of both sets have ended.
-              local a = call('ZRANGEBYSCORE', z, live, '+inf', 'WITHSCORES', 'LIMIT', 0, excess)
-              local b = call('ZRANGEBYSCORE', other_key, live, '+inf', 'WITHSCORES', 'LIMIT', 0, excess)
-              local i, j, score = 2, 2, nil
-              for _ = 1, excess do
-                local x, y = a[i] and tonumber(a[i]), b[j] and tonumber(b[j])
-                if x and (not y or x <= y) then score, i = x, i + 2 elseif y then score, j = y, j + 2 end
-              end
-              if score and score - n > retry then retry = score - n end
+            if kind == 8 and by_total then
+--@fleet_wait
             end
           elseif op == 0 and cost > 0 then
             local ends, weight = n + p2, cost
@@ -154,7 +145,7 @@
             local others_then = critical and others or others + weight
             local criticals_then = critical and criticals + weight or criticals
             after = share > others_then and share - others_then or 0
-            if kind == 8 and by_total then
+            if by_total then
               local rest = p1 > others_then + criticals_then and p1 - others_then - criticals_then or 0
               if rest < after then after = rest end
             end
