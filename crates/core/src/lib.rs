@@ -22,10 +22,16 @@
 //! | [`worker`] | the worker utilization load shedder |
 //! | [`key`] | keys as bytes, composed so that two different tuples never meet |
 //! | [`store`] | what every store can do |
+//! | `policy` | the policy file, and what it says of a request (feature `policy`) |
+//! | `decision`, `answer` | what became of a request, and how to tell its caller (feature `policy`) |
 
 pub mod algorithm;
+#[cfg(feature = "policy")]
+pub mod answer;
 pub mod bucket;
 pub mod concurrency;
+#[cfg(feature = "policy")]
+pub mod decision;
 mod error;
 pub mod fixed_window;
 pub mod fleet;
@@ -34,6 +40,8 @@ pub mod key;
 pub mod limit;
 pub mod log;
 pub mod outcome;
+#[cfg(feature = "policy")]
+pub mod policy;
 pub mod sliding_window;
 pub mod store;
 pub mod time;

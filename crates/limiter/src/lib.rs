@@ -76,6 +76,8 @@ mod quota;
 mod rate;
 mod sync;
 mod together;
+#[cfg(feature = "policy")]
+pub mod utilization;
 mod worker;
 
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};

@@ -1,0 +1,1 @@
+//! What a caller is told over HTTP: status, headers and body.

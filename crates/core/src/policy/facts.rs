@@ -1,0 +1,105 @@
+//! What is known of a request, whichever door it came through.
+
+use std::net::IpAddr;
+
+/// A request, in the words of a policy. Doors fill in what they know; what they do not know stays as it is by default.
+///
+/// ```
+/// use tollgate_core::policy::Facts;
+///
+/// let headers = [("x-api-key", "sk_live_1")];
+/// let facts = Facts { method: "POST", path: "/v1/charges", headers: &headers, ..Facts::default() };
+/// assert_eq!(facts.only_header("X-Api-Key"), Some(&b"sk_live_1"[..]));
+/// ```
+#[derive(Clone, Copy)]
+pub struct Facts<'a> {
+    /// The method, as it came: `GET`.
+    pub method: &'a str,
+    /// The path, as it came, without the query.
+    pub path: &'a str,
+    /// What stands behind the question mark.
+    pub query: &'a str,
+    /// The name of the host that was asked for, with or without a port.
+    pub host: &'a str,
+    /// Who is at the other end of the connection.
+    pub peer: Option<IpAddr>,
+    /// The name in the certificate that the client has shown, and that was verified.
+    pub tls_client: Option<&'a str>,
+    /// Who is calling, where the door knows it already. It goes before all that the policy says.
+    pub caller: Option<&'a str>,
+    /// The caller's plan, where the door knows it already.
+    pub plan: Option<&'a str>,
+    /// What the request costs, where the door knows it already.
+    pub cost: Option<u64>,
+    /// The headers.
+    pub headers: &'a (dyn Headers + 'a),
+}
+
+/// Headers of a request, wherever they are kept. Names are given in any case and compared without regard to it.
+pub trait Headers {
+    /// Calls `each` with every value of a header, in the order in which they came.
+    fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8]));
+}
+
+impl<N: AsRef<str>, V: AsRef<[u8]>> Headers for [(N, V)] {
+    fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
+        let named = self.iter().filter(|(known, _)| known.as_ref().eq_ignore_ascii_case(name));
+        named.for_each(|(_, value)| each(value.as_ref()));
+    }
+}
+
+impl<N: AsRef<str>, V: AsRef<[u8]>, const M: usize> Headers for [(N, V); M] {
+    fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
+        self.as_slice().each(name, each);
+    }
+}
+
+impl<N: AsRef<str>, V: AsRef<[u8]>> Headers for Vec<(N, V)> {
+    fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
+        self.as_slice().each(name, each);
+    }
+}
+
+impl Default for Facts<'_> {
+    fn default() -> Self {
+        const NONE: &[(&str, &str); 0] = &[];
+        Self {
+            method: "GET",
+            path: "/",
+            query: "",
+            host: "",
+            peer: None,
+            tls_client: None,
+            caller: None,
+            plan: None,
+            cost: None,
+            headers: NONE,
+        }
+    }
+}
+
+impl<'a> Facts<'a> {
+    /// The value of a header that came once and is not empty. One that came twice has no value: whichever were taken, a
+    /// caller could choose another by adding one.
+    pub fn only_header(&self, name: &str) -> Option<&'a [u8]> {
+        let (mut only, mut count) = (None, 0);
+        self.headers.each(name, &mut |value| {
+            (only, count) = (Some(value), count + 1);
+        });
+        only.map(<[u8]>::trim_ascii).filter(|value| count == 1 && !value.is_empty())
+    }
+
+    /// Whether any value of a header is as it should be.
+    pub fn any_header(&self, name: &str, mut is: impl FnMut(&[u8]) -> bool) -> bool {
+        let mut any = false;
+        self.headers.each(name, &mut |value| any = any || is(value));
+        any
+    }
+}
+
+impl std::fmt::Debug for Facts<'_> {
+    /// Headers, callers and addresses are nobody's business who reads a log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Facts").field("method", &self.method).field("path", &self.path).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,1 @@
+//! Paths: one normal form, and patterns that match it.

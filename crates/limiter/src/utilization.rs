@@ -1,0 +1,1 @@
+//! How busy this machine is, from whichever source the policy names.
