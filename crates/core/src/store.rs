@@ -72,6 +72,18 @@ pub trait Store: Send + Sync {
     /// keeps it.
     fn define(&self, family: &str, limit: Limit) -> Result<Rule, StoreError>;
 
+    /// As [`define`](Self::define), and says what becomes of the limit while the store is away. A store that never is has no
+    /// use for it.
+    fn define_with(&self, family: &str, limit: Limit, on_failure: OnFailure) -> Result<Rule, StoreError> {
+        let _ = on_failure;
+        self.define(family, limit)
+    }
+
+    /// Whether others share this store: requests in progress then need leases that expire, and an answer takes its time.
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     /// From `at` on, the rule means another limit. What was used under the old one stays used.
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError>;
 

@@ -305,6 +305,14 @@ impl<S: Store> Store for Failsafe<S> {
         self.define_with(family, limit, OnFailure::default())
     }
 
+    fn define_with(&self, family: &str, limit: Limit, on_failure: OnFailure) -> Result<Rule, StoreError> {
+        Self::define_with(self, family, limit, on_failure)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.shared.is_shared()
+    }
+
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         let old = self.guarded(rule)?;
         let is_alone = self.rules.read().known.iter().filter(|known| known.shared == old.shared).count() == 1;

@@ -348,8 +348,7 @@ impl Known {
         match self.parameters.room() {
             Room::Rates => {}
             Room::Log => keys.push(own(":l")),
-            Room::Leases => keys.push(own(":o")),
-            Room::Fleet => keys.extend([own(":o"), own(":c")]),
+            Room::Leases | Room::Fleet => keys.extend([own(":o"), own(":c")]),
         }
         // All but logs have a record in the subject's one string.
         if self.parameters.room() != Room::Log {

@@ -1,5 +1,5 @@
-//! The script against its twin: random batches of charges, refunds, estimates, leases and changes of limits give the same
-//! outcomes from Lua as from the pure core.
+//! The script against its twin: random batches of charges, refunds, estimates, leases, resets and changes of limits and of
+//! algorithms, and clocks that step back, give the same outcomes from Lua as from the pure core.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 
 use std::collections::HashMap;
@@ -23,7 +23,11 @@ use tollgate_testkit::RedisServer;
 const TASKS: usize = 64;
 /// Keys that they ask for, so that some of the decisions of a call are for the same key, one after the other.
 const KEYS: usize = 24;
-const BATCHES: usize = 100_000;
+const BATCHES: usize = 80_000;
+/// Further ones, under clocks that step back.
+const STEPS: usize = 20_000;
+/// Ids of leases: few, so that they meet.
+const LEASES: u64 = 6;
 
 struct Random(TestRng);
 
@@ -40,7 +44,8 @@ impl Random {
 /// A limit of one kind with random numbers, with `unit` nanoseconds to its unit of time.
 fn limit(kind: usize, random: &mut Random, unit: u64) -> Limit {
     let time = |n: u64| Nanos::new(n * unit);
-    let count = 1 + random.below(12);
+    let most = random.of(&[12, 12, 12, 200]);
+    let count = 1 + random.below(most);
     let period = random.of(&[1_000, 10_000, 333_333, 1_000_000, 60_000_000]);
     let refill = 1 + random.below(9);
     let offset = random.below(period);
@@ -81,17 +86,35 @@ fn both(kind: usize, random: &mut Random) -> (Limit, Limit) {
 
 struct Family {
     rule: Rule,
+    kind: usize,
     limit: Limit,
     changed: Timestamp,
 }
 
+/// Where the script keeps a state. A change from one to another starts anew, or goes on from what is still there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Room {
+    Rates,
+    Log,
+    Leases,
+}
+
+fn room(limit: &Limit) -> Room {
+    match limit {
+        Limit::Log(_) => Room::Log,
+        Limit::Leases(_) | Limit::Fleet(_) => Room::Leases,
+        _ => Room::Rates,
+    }
+}
+
 /// What a task's key has under each family: the state, and the limit that it was charged under.
-#[derive(Default)]
-struct Twin(HashMap<usize, (Limit, State)>);
+#[derive(Clone, Default)]
+struct Twin(HashMap<(usize, Room), (Limit, State)>);
 
 impl Twin {
     fn state(&mut self, family: usize, known: &Family) -> &mut State {
-        let (limit, state) = self.0.entry(family).or_insert_with(|| (known.limit, known.limit.fresh()));
+        let fresh = || (known.limit, known.limit.fresh());
+        let (limit, state) = self.0.entry((family, room(&known.limit))).or_insert_with(fresh);
         if *limit != known.limit {
             *state = known.limit.convert(limit, state, known.changed);
             *limit = known.limit;
@@ -99,20 +122,65 @@ impl Twin {
         state
     }
 
-    fn charge(&mut self, families: &[Family], asks: &[(usize, Ask)], now: Timestamp) -> Vec<Outcome> {
-        let mut outcomes = Vec::new();
-        for &(family, ask) in asks {
-            let limit = families[family].limit;
-            outcomes.push(limit.estimate(self.state(family, &families[family]), now, ask).unwrap());
-        }
-        let all = outcomes.iter().all(|outcome| outcome.allowed);
-        for (&(family, ask), outcome) in asks.iter().zip(&mut outcomes) {
-            let limit = families[family].limit;
-            if all || (!outcome.allowed && limit.counts_refused()) {
-                *outcome = limit.apply(Op::Charge, self.state(family, &families[family]), now, ask, now);
+    fn apply(&mut self, op: Op, family: usize, known: &Family, ask: Ask, now: Timestamp) -> Outcome {
+        let limit = known.limit;
+        let state = self.state(family, known);
+        let mut same = state.clone();
+        let outcome = limit.apply(op, state, now, ask, ask.taken.unwrap_or(now));
+        if room(&limit) == Room::Leases {
+            // Leases are summed up where a rate of the same family would be.
+            let written = match op {
+                Op::Charge => outcome.allowed && ask.cost > 0,
+                Op::Estimate => false,
+                _ => {
+                    // Nobody has this lease: only what is over goes.
+                    let _ = limit.apply(Op::Refund, &mut same, now, Ask::from(0), now);
+                    *state != same
+                }
+            };
+            if written {
+                self.0.remove(&(family, Room::Rates));
             }
         }
-        outcomes
+        outcome
+    }
+
+    /// The outcomes, and which of them refuses only because of leases of the same call: when that could pass is not defined.
+    fn charge(
+        &mut self,
+        families: &[Family],
+        asks: &[(usize, Ask)],
+        now: Timestamp,
+    ) -> (Vec<Outcome>, Option<usize>) {
+        // Leases of one family come one after the other, and each has to fit with those before it.
+        let mut after = self.clone();
+        let charged: Vec<Outcome> = asks
+            .iter()
+            .map(|&(family, ask)| after.apply(Op::Charge, family, &families[family], ask, now))
+            .collect();
+        let Some(refused) = charged.iter().position(|outcome| !outcome.allowed) else {
+            *self = after;
+            return (charged, None);
+        };
+        let mut outcomes = Vec::new();
+        for &(family, ask) in asks {
+            let known = &families[family];
+            let mut outcome = known.limit.estimate(self.state(family, known), now, ask).unwrap();
+            if !outcome.allowed && known.limit.counts_refused() {
+                outcome = self.apply(Op::Charge, family, known, ask, now);
+            }
+            outcomes.push(outcome);
+        }
+        let crowded = outcomes[refused].allowed;
+        outcomes[refused].allowed = false;
+        (outcomes, crowded.then_some(refused))
+    }
+
+    fn reset(&mut self, family: usize, known: &Family) {
+        self.0.remove(&(family, room(&known.limit)));
+        if room(&known.limit) == Room::Leases {
+            self.0.remove(&(family, Room::Rates));
+        }
     }
 }
 
@@ -137,22 +205,30 @@ enum Plan {
 }
 
 fn plan(random: &mut Random, families: &[Family], now: Timestamp) -> Plan {
-    let single = |random: &mut Random, op: Op| {
-        Plan::One(op, random.below(families.len() as u64) as usize, Ask::from(0))
-    };
+    let any = |random: &mut Random| random.below(families.len() as u64) as usize;
+    let leased = |family: &usize| room(&families[*family].limit) == Room::Leases;
     match random.below(10) {
-        0 => single(random, Op::Refund),
-        1 => single(random, Op::Estimate),
-        // Only leases can be renewed.
-        2 => Plan::One(Op::Renew, random.of(&[11, 12, KINDS + 11, KINDS + 12]), Ask::from(0)),
-        3 => single(random, Op::Undo),
+        0 => Plan::One(Op::Refund, any(random), Ask::from(0)),
+        1 => Plan::One(Op::Estimate, any(random), Ask::from(0)),
+        2 => {
+            let leases: Vec<usize> = (0..families.len()).filter(leased).collect();
+            // Only leases can be renewed.
+            match leases.is_empty() {
+                true => Plan::One(Op::Estimate, any(random), Ask::from(0)),
+                false => Plan::One(Op::Renew, random.of(&leases), Ask::from(0)),
+            }
+        }
+        3 => Plan::One(Op::Undo, any(random), Ask::from(0)),
         _ => {
             let mut chosen: Vec<usize> = Vec::new();
             for _ in 0..=random.below(5) {
-                let family = random.below(families.len() as u64) as usize;
+                let family = any(random);
                 if !chosen.contains(&family) {
                     chosen.push(family);
                 }
+            }
+            if let Some(family) = chosen.iter().copied().find(leased) {
+                chosen.extend(vec![family; random.of(&[0, 0, 1, 2])]);
             }
             Plan::Charges(chosen.into_iter().map(|family| (family, Ask::from(0))).collect())
         }
@@ -163,8 +239,7 @@ fn plan(random: &mut Random, families: &[Family], now: Timestamp) -> Plan {
 impl Plan {
     fn is_chore(&self, families: &[Family]) -> bool {
         let Self::One(op, family, _) = self else { return false };
-        let leased = matches!(families[*family].limit, Limit::Leases(_) | Limit::Fleet(_));
-        leased && *op != Op::Estimate
+        room(&families[*family].limit) == Room::Leases && *op != Op::Estimate
     }
 
     /// With costs and leases.
@@ -179,13 +254,21 @@ impl Plan {
             };
             let gives_back = matches!(op, Op::Refund | Op::Undo);
             let taken = gives_back.then(|| Timestamp::from_nanos(now.as_nanos() - random.below(2_000_000)));
-            let lease = LeaseId(u128::from(1 + random.below(6)));
+            let lease = LeaseId(u128::from(1 + random.below(LEASES)));
             Ask { lease, critical: random.below(3) == 0, taken, ..Ask::from(cost) }
         };
         match self {
-            Self::Charges(asks) => Self::Charges(
-                asks.into_iter().map(|(family, _)| (family, fill(family, Op::Charge))).collect(),
-            ),
+            Self::Charges(asks) => {
+                let mut filled: Vec<(usize, Ask)> = Vec::new();
+                for (family, _) in asks {
+                    let mut ask = fill(family, Op::Charge);
+                    while filled.iter().any(|(other, taken)| (*other, taken.lease) == (family, ask.lease)) {
+                        ask.lease = LeaseId(ask.lease.0 % u128::from(LEASES) + 1);
+                    }
+                    filled.push((family, ask));
+                }
+                Self::Charges(filled)
+            }
             Self::One(op, family, _) => Self::One(op, family, fill(family, op)),
         }
     }
@@ -196,24 +279,36 @@ fn real(now: Timestamp) -> Timestamp {
     Timestamp::from_nanos(now.as_nanos() * 1000)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_script_and_the_core_agree_on_every_outcome() {
-    let server = RedisServer::start();
+fn key(bytes: &str) -> KeyRef<'_> {
+    KeyRef { kind: Kind::Bytes, bytes: bytes.as_bytes() }
+}
+
+async fn start(server: &RedisServer) -> (RedisStore, u64, Random) {
     let store = RedisStore::builder(server.url()).deadline(Duration::from_secs(10)).build().unwrap();
     store.ready().await.unwrap();
     let seed = std::env::var("TWIN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_115_u64);
-    let mut random = Random(TestRng::from_seed(RngAlgorithm::ChaCha, &seed.to_le_bytes().repeat(4)));
+    let random = Random(TestRng::from_seed(RngAlgorithm::ChaCha, &seed.to_le_bytes().repeat(4)));
+    (store, seed, random)
+}
+
+/// In microseconds, and later than the server's clock, by which states are reset: nothing may expire meanwhile.
+const BEGIN: Timestamp = Timestamp::from_nanos(4_000_000_000_000_000);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_script_and_the_core_agree_on_every_outcome() {
+    let server = RedisServer::start();
+    let (store, seed, mut random) = start(&server).await;
     let mut families: Vec<Family> = (0..2 * KINDS)
         .map(|number| {
             let (limit, real) = both(number % KINDS, &mut random);
             let rule = store.define(&format!("family {number}"), real).unwrap();
-            Family { rule, limit, changed: Timestamp::ZERO }
+            Family { rule, kind: number % KINDS, limit, changed: Timestamp::ZERO }
         })
         .collect();
     let mut twins: Vec<Twin> = (0..KEYS).map(|_| Twin::default()).collect();
     let keys: Vec<String> = (0..TASKS).map(|task| format!("key {}", task % KEYS)).collect();
-    let mut now = Timestamp::from_nanos(1_700_000_000_000_000);
-    let (mut refused, mut changes) = (0, 0);
+    let mut now = BEGIN;
+    let (mut refused, mut changes, mut together) = (0, 0, 0);
     for round in 0..2 * BATCHES / (TASKS + KEYS) + 1 {
         now = now
             + Nanos::new(match random.below(10) {
@@ -222,12 +317,22 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
                 2 => 1,
                 _ => random.below(400_000),
             });
-        if round % 7 == 6 {
+        if round % 3 == 2 {
             let number = random.below(families.len() as u64) as usize;
-            let (limit, real_limit) = both(number % KINDS, &mut random);
-            store.redefine(families[number].rule, real_limit, Some(real(now))).unwrap();
-            families[number] = Family { rule: families[number].rule, limit, changed: now };
+            let Family { rule, kind, .. } = families[number];
+            let kind = if random.below(2) == 0 { kind } else { random.below(KINDS as u64) as usize };
+            let (limit, real_limit) = both(kind, &mut random);
+            store.redefine(rule, real_limit, Some(real(now))).unwrap();
+            families[number] = Family { rule, kind, limit, changed: now };
             changes += 1;
+        }
+        if round % 5 == 4 {
+            // By the server's own clock.
+            let number = random.below(families.len() as u64) as usize;
+            let some = || (0..KEYS).filter(|key| (key + round / 5) % 4 == 0);
+            let resets = some().map(|place| store.reset(families[number].rule, key(&keys[place])));
+            join_all(resets).await.into_iter().for_each(Result::unwrap);
+            some().for_each(|place| twins[place].reset(number, &families[number]));
         }
         // Chores travel in a queue of their own, so who shares a key with one cannot tell which comes first.
         let tidies = round % 2 == 0;
@@ -238,12 +343,11 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
             }
         };
         let plans: Vec<Plan> = (0..if tidies { KEYS } else { TASKS }).map(|_| next()).collect();
-        let answers = join_all(plans.iter().zip(&keys).map(|(plan, key)| {
-            let key = KeyRef { kind: Kind::Bytes, bytes: key.as_bytes() };
+        let answers = join_all(plans.iter().zip(&keys).map(|(plan, name)| {
             let families = &families;
             let charge = move |family: usize, ask: Ask| Charge {
                 rule: families[family].rule,
-                key,
+                key: key(name),
                 ask: Ask { taken: ask.taken.map(real), ..ask },
             };
             let store = &store;
@@ -262,18 +366,22 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
         .await;
         for (task, (plan, answer)) in plans.iter().zip(answers).enumerate() {
             let twin = &mut twins[task % KEYS];
-            let answer: Vec<Outcome> = answer.into_iter().map(in_micros).collect();
+            let mut answer: Vec<Outcome> = answer.into_iter().map(in_micros).collect();
             let (expected, what) = match plan {
                 Plan::Charges(asks) => {
                     let what: Vec<_> =
                         asks.iter().map(|(family, ask)| (families[*family].limit, *ask)).collect();
-                    (twin.charge(&families, asks, now), format!("{what:?}"))
+                    let (expected, crowded) = twin.charge(&families, asks, now);
+                    if let Some(crowded) = crowded {
+                        answer[crowded].retry_after = expected[crowded].retry_after;
+                        together += 1;
+                    }
+                    (expected, format!("{what:?}"))
                 }
                 Plan::One(op, family, ask) => {
                     let limit = families[*family].limit;
                     let before = format!("{:?}", twin.state(*family, &families[*family]));
-                    let taken = ask.taken.unwrap_or(now);
-                    let outcome = limit.apply(*op, twin.state(*family, &families[*family]), now, *ask, taken);
+                    let outcome = twin.apply(*op, *family, &families[*family], *ask, now);
                     (vec![outcome], format!("{op:?} {limit:?} {ask:?}, {before}"))
                 }
             };
@@ -287,7 +395,103 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
         }
     }
     assert!(
-        refused > BATCHES / 10 && changes > 100,
-        "{refused} refusals, {changes} changes: too few to mean anything"
+        refused > BATCHES / 10 && changes > 100 && together > 100,
+        "{refused} refusals, {changes} changes, {together} calls refused as a whole: too few to mean anything"
+    );
+}
+
+/// A state under a clock that steps back: it waits for a small step to pass, and goes on from where a large one leads.
+#[derive(Clone)]
+struct Clocked {
+    state: State,
+    written: u64,
+    ahead: u64,
+}
+
+impl Clocked {
+    fn apply(&mut self, op: Op, limit: &Limit, ask: Ask, now: Timestamp) -> Outcome {
+        const WAITED_OUT: u64 = 60_000_000;
+        let mut own = now.as_nanos() + self.ahead;
+        let back = self.written.saturating_sub(own);
+        own += back;
+        if back > WAITED_OUT {
+            self.ahead += back;
+        }
+        let own = Timestamp::from_nanos(own);
+        let outcome = limit.apply(op, &mut self.state, own, ask, own);
+        let counts = outcome.allowed || limit.counts_refused() && ask.cost <= limit.capacity();
+        if op == Op::Charge && counts && ask.cost > 0 {
+            self.written = own.as_nanos();
+        }
+        outcome
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_script_and_the_core_agree_when_clocks_step_back() {
+    /// Their windows begin at whole multiples of time: from where a large step leads, the core has no such state.
+    const ALIGNED: [usize; 4] = [2, 4, 9, 10];
+    let server = RedisServer::start();
+    let (store, seed, mut random) = start(&server).await;
+    let families: Vec<(Rule, Limit)> = (0..KINDS)
+        .map(|kind| {
+            let (limit, real) = both(kind, &mut random);
+            (store.define(&format!("family {kind}"), real).unwrap(), limit)
+        })
+        .collect();
+    let fresh = |(_, limit): &(Rule, Limit)| Clocked { state: limit.fresh(), written: 0, ahead: 0 };
+    let mut twins: Vec<Vec<Clocked>> = vec![families.iter().map(fresh).collect(); KEYS];
+    let keys: Vec<String> = (0..TASKS).map(|task| format!("key {}", task % KEYS)).collect();
+    let (mut latest, mut wild) = (BEGIN.as_nanos(), BEGIN.as_nanos());
+    let mut steps = [0; 2];
+    for round in 0..STEPS / TASKS + 1 {
+        let most = random.of(&[0, 1, 1_000, 100_000, 3_000_000, 60_000_000, 60_000_001, 3_600_000_000]);
+        let some = random.below(most + 1);
+        let step = random.of(&[most, some]);
+        let (wide, back) = (round % 2 == 0, random.below(3) == 0);
+        let now = match (wide, back) {
+            (true, true) => wild - step,
+            (true, false) => wild + step.min(60_000_000),
+            (false, true) => latest - step.min(60_000_000),
+            (false, false) => latest + step.min(3_000_000),
+        };
+        if wide {
+            wild = now;
+        } else {
+            latest = latest.max(now);
+        }
+        let now = Timestamp::from_nanos(now);
+        let plans: Vec<(Op, usize, Ask)> = (0..TASKS)
+            .map(|_| {
+                let kinds = (0..KINDS).filter(|kind| !(wide && ALIGNED.contains(kind)));
+                let kind = random.of(&kinds.collect::<Vec<_>>());
+                let capacity = families[kind].1.capacity();
+                let cost = random.of(&[0, 1, 1, 1, 1, capacity.div_ceil(3), capacity, capacity + 1]);
+                let lease = LeaseId(u128::from(1 + random.below(LEASES)));
+                let ask = Ask { lease, critical: random.below(3) == 0, ..Ask::from(cost) };
+                (random.of(&[Op::Charge, Op::Charge, Op::Charge, Op::Estimate]), kind, ask)
+            })
+            .collect();
+        let answers = join_all(plans.iter().zip(&keys).map(|(&(op, kind, ask), name)| {
+            store.apply(op, Charge { rule: families[kind].0, key: key(name), ask }, Some(real(now)))
+        }))
+        .await;
+        for (task, (&(op, kind, ask), answer)) in plans.iter().zip(answers).enumerate() {
+            let (limit, twin) = (families[kind].1, &mut twins[task % KEYS][kind]);
+            let (before, ahead) = (format!("{:?}", twin.state), twin.ahead);
+            steps[0] += usize::from(twin.written > now.as_nanos() + ahead);
+            let expected = twin.apply(op, &limit, ask, now);
+            steps[1] += usize::from(twin.ahead > ahead);
+            let what = format!("{op:?} {limit:?} {ask:?}, {before}, {ahead} ahead");
+            assert_eq!(
+                in_micros(answer.unwrap()),
+                expected,
+                "seed {seed}, round {round}, at {now:?}: {what}"
+            );
+        }
+    }
+    assert!(
+        steps.iter().all(|steps| *steps > 100),
+        "{steps:?} steps back, large ones: too few to mean anything"
     );
 }

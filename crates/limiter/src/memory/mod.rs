@@ -439,6 +439,10 @@ impl Store for MemoryStore {
         self.redefine(rule, limit, at)
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         self.decide_all(charges, at)
     }

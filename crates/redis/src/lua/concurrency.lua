@@ -8,6 +8,9 @@
         local z, share, by_total, critical, other_key = KEYS[k], p1, true, false, nil
         if kind == 8 then
 --@fleet
+        elseif a >= MANY or not known then
+          -- Some may be left from when this was a fleet.
+          other_key = KEYS[k + 1]
         end
         local shift = t - n
         if shift > 0 then
@@ -133,9 +136,11 @@
               local last_one = call('ZRANGEBYSCORE', z, live, '+inf', 'WITHSCORES', 'LIMIT', excess - 1, 1)
               if last_one[2] then retry = last_one[2] - n end
             end
-            if kind == 8 and by_total then
+            if other_key and by_total then
 --@fleet_wait
             end
+            -- Only leases of this same call are in the way.
+            if retry <= 0 then retry = p2 end
           elseif op == 0 and cost > 0 then
             local ends, weight = n + p2, cost
             if held then

@@ -57,7 +57,8 @@
               share = (a - floor((change - b) / o3) * o2) / o1
             end
             if share < 0 then share = 0 elseif share > 1 then share = 1 end
-            a = ceil(share * p1)
+            -- As a share of 2^32, as in memory: a product of the bare share may lie above a whole number that it should be.
+            a = ceil(floor(share * 4294967296) * p1 / 4294967296)
             if kind == 0 then a = a * p2 end
             b = -1
             if kind == 2 or kind == 4 then b = a > 0 and change or -1 elseif kind == 3 then b = 0 end

@@ -51,7 +51,7 @@ while at <= size do
 
     -- Leases and fleets have their sets first. The same key may have come with several messages, each time under another
     -- number.
-    local name = KEYS[kind <= 6 and k or kind - 6 + k]
+    local name = KEYS[kind <= 6 and k or k + 2]
     local s = strings[name]
     if not s then
       -- What is no string is not ours: it counts as nothing, and is written over.
@@ -102,7 +102,8 @@ while at <= size do
           if t - n <= BACK then
             n = t
           else
-            if b >= 0 then b = b - (t - n) end
+            -- Of a sliding window it is a count, else an instant.
+            if b >= 0 and kind ~= 3 then b = b - (t - n) end
             t, moved = n, true
           end
         end
