@@ -78,6 +78,11 @@ impl Bucket {
         (self.undelayed != u64::MAX).then(|| self.undelayed / self.token)
     }
 
+    /// How long an empty bucket takes to fill.
+    pub fn time_to_fill(&self) -> Nanos {
+        Nanos::new(self.full.div_ceil(self.leak.get()))
+    }
+
     /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
     pub(crate) fn divided_among(&self, nodes: u64) -> Self {
         let (capacity, _) = divide(self.capacity, nodes);

@@ -69,6 +69,12 @@ impl Fleet {
         Nanos::new(self.ttl)
     }
 
+    /// The same, with places that are held for so long unless they are renewed.
+    #[must_use]
+    pub fn lasting(self, ttl: Nanos) -> Self {
+        Self { ttl: ttl.as_u64().clamp(1, MAX_PRODUCT), ..self }
+    }
+
     /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
     pub(crate) fn divided_among(&self, nodes: u64) -> Self {
         let allocation = divide(self.allocation, nodes).0.min(self.allocation);

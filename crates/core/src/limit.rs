@@ -250,6 +250,30 @@ impl Limit {
         }
     }
 
+    /// How long it takes until everything that may be had at once may be had again: the window, or the time in which a
+    /// bucket fills. None for requests in progress.
+    ///
+    /// ```
+    /// use tollgate_core::{Limit, Nanos};
+    ///
+    /// let bucket = Limit::token_bucket(2500, 500, Nanos::from_secs(1))?;
+    /// assert_eq!(bucket.window(), Some(Nanos::from_secs(5)));
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
+    pub fn window(&self) -> Option<Nanos> {
+        match self {
+            Self::Bucket(a) => Some(a.time_to_fill()),
+            Self::FixedWindow(a) => Some(a.window()),
+            Self::SlidingWindow(a) => Some(a.window()),
+            Self::IntervalBucket(a) => {
+                let periods = a.capacity().div_ceil(a.refill().max(1));
+                Some(Nanos::new(a.period().as_u64().saturating_mul(periods)))
+            }
+            Self::Log(a) => Some(a.lifetime()),
+            Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_) => None,
+        }
+    }
+
     /// The share of this limit that each of `nodes` keeps when they cannot keep it together: a part of the capacity, at
     /// least 1, and exactly a part of the rate. Where the limit is smaller than the number of nodes, periods grow instead.
     ///

@@ -45,13 +45,13 @@ pub struct ConcurrencyLimiter {
 /// ```
 #[derive(Debug)]
 #[must_use = "a permit that is dropped at once limits nothing"]
-pub struct Permit {
+pub struct ConcurrencyPermit {
     store: Arc<MemoryStore>,
     /// Nothing, if the store was full and the call passed uncounted.
     held: Option<Held>,
 }
 
-impl Drop for Permit {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             self.store.release(&held);
@@ -112,7 +112,7 @@ impl ConcurrencyLimiter {
     /// assert!(limiter.acquire("bob").is_ok());
     /// # drop(permit);
     /// ```
-    pub fn acquire(&self, key: impl Key) -> Result<Permit, Refused> {
+    pub fn acquire(&self, key: impl Key) -> Result<ConcurrencyPermit, Refused> {
         self.acquire_n(key, 1)
     }
 
@@ -125,18 +125,18 @@ impl ConcurrencyLimiter {
     /// assert!(limiter.acquire_n("alice", 3).is_err());
     /// # drop(upload);
     /// ```
-    pub fn acquire_n(&self, key: impl Key, n: u64) -> Result<Permit, Refused> {
+    pub fn acquire_n(&self, key: impl Key, n: u64) -> Result<ConcurrencyPermit, Refused> {
         key.with(|key| {
             let charge = Charge { rule: self.rule, key, ask: Ask::from(n) };
             let store = Arc::clone(&self.store);
             match self.store.decide(Op::Charge, charge, None) {
                 Ok(outcome) if outcome.allowed => {
-                    Ok(Permit { held: self.store.hold(self.rule, key, n), store })
+                    Ok(ConcurrencyPermit { held: self.store.hold(self.rule, key, n), store })
                 }
                 Ok(outcome) => Err(Refused { outcome, limit: 0 }),
                 Err(_) => {
                     let _ = self.store.fail_open();
-                    Ok(Permit { held: None, store })
+                    Ok(ConcurrencyPermit { held: None, store })
                 }
             }
         })

@@ -67,6 +67,8 @@
 //! bounds, so `("a:b", "c")` and `("a", "b:c")` are two keys; an IPv4 address is the same key when it comes mapped
 //! into IPv6. How keys are kept, and how improbable it is that two share a bucket, is told at [`MemoryStore`].
 
+#[cfg(feature = "policy")]
+mod admission;
 pub mod clock;
 mod concurrency;
 mod failsafe;
@@ -80,8 +82,12 @@ mod together;
 pub mod utilization;
 mod worker;
 
+#[cfg(feature = "policy")]
+pub use admission::{
+    Decision, Limiter, LimiterBuilder, LimiterReport, LimiterStats, Permit, PolicyError, Refusal, Totals,
+};
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
-pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, Permit};
+pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};
 pub use failsafe::{Failsafe, FailsafeStats};
 pub use fleet::{FleetFull, FleetPermit, FleetShedder, Priority};
 pub use memory::{MemoryStore, MemoryStoreBuilder, Stats};
@@ -90,10 +96,14 @@ pub use rate::{RateLimiter, RateLimiterBuilder, Refused};
 pub use together::Together;
 pub use tollgate_core as core;
 pub use tollgate_core::concurrency::InProgress;
+#[cfg(feature = "policy")]
+pub use tollgate_core::decision::{Reason, Standing};
 pub use tollgate_core::fleet::FleetMode;
 pub use tollgate_core::key::Key;
 pub use tollgate_core::log::SubWindows;
 pub use tollgate_core::outcome::Degraded;
+#[cfg(feature = "policy")]
+pub use tollgate_core::policy::{Facts, Headers, Mistakes, Mode, Policy, Tokens};
 pub use tollgate_core::store::{OnFailure, Store};
 pub use tollgate_core::worker::{Fraction, WorkerSettings};
 pub use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp, Verdict};

@@ -255,8 +255,12 @@ impl WorkerShedderBuilder {
     /// # let _ = shedder;
     /// # Ok::<_, tollgate::LimitError>(())
     /// ```
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.clock = AnyClock::Other(Arc::new(clock));
+    pub fn clock(self, clock: impl Clock) -> Self {
+        self.any_clock(AnyClock::Other(Arc::new(clock)))
+    }
+
+    pub(crate) fn any_clock(mut self, clock: AnyClock) -> Self {
+        self.clock = clock;
         self
     }
 

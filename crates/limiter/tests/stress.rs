@@ -257,7 +257,7 @@ fn stress_permits_never_exceed_the_capacity_and_all_come_back() {
             receiver.into_iter().for_each(|(permit, give_back)| {
                 let give_back: Box<dyn FnOnce() + Send> = give_back;
                 give_back();
-                drop::<tollgate::Permit>(permit);
+                drop::<tollgate::ConcurrencyPermit>(permit);
             })
         });
         let held = Arc::new(held);

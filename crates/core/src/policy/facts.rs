@@ -36,25 +36,25 @@ pub struct Facts<'a> {
 }
 
 /// Headers of a request, wherever they are kept. Names are given in any case and compared without regard to it.
-pub trait Headers {
+pub trait Headers: Sync {
     /// Calls `each` with every value of a header, in the order in which they came.
     fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8]));
 }
 
-impl<N: AsRef<str>, V: AsRef<[u8]>> Headers for [(N, V)] {
+impl<N: AsRef<str> + Sync, V: AsRef<[u8]> + Sync> Headers for [(N, V)] {
     fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
         let named = self.iter().filter(|(known, _)| known.as_ref().eq_ignore_ascii_case(name));
         named.for_each(|(_, value)| each(value.as_ref()));
     }
 }
 
-impl<N: AsRef<str>, V: AsRef<[u8]>, const M: usize> Headers for [(N, V); M] {
+impl<N: AsRef<str> + Sync, V: AsRef<[u8]> + Sync, const M: usize> Headers for [(N, V); M] {
     fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
         self.as_slice().each(name, each);
     }
 }
 
-impl<N: AsRef<str>, V: AsRef<[u8]>> Headers for Vec<(N, V)> {
+impl<N: AsRef<str> + Sync, V: AsRef<[u8]> + Sync> Headers for Vec<(N, V)> {
     fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
         self.as_slice().each(name, each);
     }
@@ -100,6 +100,9 @@ impl<'a> Facts<'a> {
 impl std::fmt::Debug for Facts<'_> {
     /// Headers, callers and addresses are nobody's business who reads a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Facts").field("method", &self.method).field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Facts")
+            .field("method", &self.method)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }

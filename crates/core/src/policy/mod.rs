@@ -1,7 +1,368 @@
 //! The policy: who is calling, what kind of request it is, and which limits it is charged to.
+//!
+//! A file goes through three forms: as it was written ([`document`](self), with the place of everything), validated and
+//! compiled ([`Policy`]), and running (in a `Limiter`, where its limits are rules of a store). Start and reload take the same
+//! way.
+//!
+//! ```
+//! use tollgate_core::Timestamp;
+//! use tollgate_core::policy::{Facts, NoTokens, Policy};
+//!
+//! let (policy, warnings) = Policy::read(
+//!     "identify: { caller: [header: x-api-key] }
+//! limiters:
+//!   request-rate: { rate: 50/s, burst: 100 }
+//!   logins: { rate: 5/min, match: [POST /login] }",
+//! )?;
+//! assert!(warnings.is_empty(), "{warnings}");
+//! let headers = [("x-api-key", "sk_1")];
+//! let facts = Facts { method: "GET", path: "/v1/users", headers: &headers, ..Facts::default() };
+//! let planned = policy.plan(&facts, &NoTokens, Timestamp::ZERO);
+//! assert_eq!(planned.charged.len(), 1, "this is no login");
+//! # Ok::<_, tollgate_core::policy::Mistakes>(())
+//! ```
 
 pub mod address;
-pub mod facts;
+mod condition;
+mod document;
+mod facts;
+mod fields;
+mod identify;
+mod mistakes;
 pub mod path;
+mod plan;
+mod quantity;
+mod read;
+mod schema;
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
+
+use self::address::{ClientAddress, Networks};
+use self::condition::Condition;
+use self::identify::{Identify, Named};
+use crate::answer::AnswerStyle;
+use crate::fleet::FleetMode;
+use crate::limit::Limit;
+use crate::store::OnFailure;
+use crate::time::Nanos;
+use crate::worker::WorkerSettings;
 
 pub use facts::{Facts, Headers};
+pub use identify::{NoTokens, Tokens};
+pub use mistakes::{Mistake, Mistakes, Severity};
+pub use plan::{Charged, KeyBytes, Listed, Planned};
+pub use schema::schema;
+
+/// A policy in which everything fits together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    store: StoreChoice,
+    identify: Identify,
+    jwt: Option<Jwt>,
+    address: ClientAddress,
+    plans: Vec<Plan>,
+    plan_names: HashMap<Arc<str>, usize>,
+    default_plan: Option<usize>,
+    table: HashMap<Named, usize>,
+    classes: Vec<Class>,
+    limiters: Vec<Limiter>,
+    overrides: HashMap<Named, Override>,
+    allow: List,
+    block: List,
+    answers: AnswerStyle,
+    mode: Mode,
+    timeout: Nanos,
+}
+
+/// What becomes of what a limiter decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// It is not even asked.
+    Off,
+    /// It decides and counts, and refuses nobody.
+    Dark,
+    /// What it refuses is refused.
+    #[default]
+    Enforce,
+}
+
+impl Mode {
+    /// All of them, as they are written.
+    pub const NAMES: [&'static str; 3] = ["enforce", "dark", "off"];
+
+    /// The mode of a name.
+    ///
+    /// ```
+    /// use tollgate_core::policy::Mode;
+    ///
+    /// assert_eq!(Mode::named("dark"), Some(Mode::Dark));
+    /// ```
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "enforce" => Some(Self::Enforce),
+            "dark" => Some(Self::Dark),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+
+    /// The name of the mode.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Dark => "dark",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// Where states are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreChoice {
+    /// The address of a shared store; none: the memory of this process.
+    pub url: Option<String>,
+    /// The secret from which names of keys are made.
+    pub secret: Option<String>,
+    /// What all keys begin with.
+    pub prefix: Option<String>,
+    /// The longest that a decision may take.
+    pub deadline: Option<Nanos>,
+    /// How many processes share the store, until it has told.
+    pub expected_nodes: Option<u64>,
+    /// The most memory that states may take in this process.
+    pub max_bytes: Option<u64>,
+}
+
+/// How tokens are verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Jwt {
+    /// A file with a public key (PEM).
+    pub key_file: Option<String>,
+    /// A file with a set of keys.
+    pub jwks_file: Option<String>,
+    /// The variable of the environment that holds a shared secret.
+    pub secret_env: Option<String>,
+    /// Algorithms that are accepted.
+    pub algorithms: Vec<String>,
+    /// The header that carries the token: `authorization` unless said otherwise.
+    pub header: Option<String>,
+    /// Who must have issued it.
+    pub issuer: Option<String>,
+    /// For whom it must be.
+    pub audience: Option<String>,
+}
+
+/// A plan that callers may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Class {
+    pub(crate) name: Arc<str>,
+    pub(crate) conditions: Vec<Condition>,
+}
+
+/// The class of requests that are of no other.
+pub(crate) const OTHER: &str = "other";
+
+/// A limiter of a policy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limiter {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Which of the four it is.
+    pub kind: Kind,
+    /// Limits that it may have, for different plans and callers. Several rates of one are charged together.
+    pub choices: Vec<SmallVec<[Limit; 1]>>,
+    /// A second threshold that is only counted.
+    pub candidate: Option<SmallVec<[Limit; 1]>>,
+    /// What becomes of what it decides.
+    pub mode: Mode,
+    /// What it does while the store is away.
+    pub on_store_failure: OnFailure,
+    /// What requests cost.
+    pub cost: Cost,
+    matches: Vec<Condition>,
+    per: SmallVec<[Part; 2]>,
+    /// Which choice is for which plan; empty if the first is for all.
+    by_plan: Vec<Option<usize>>,
+    sample_ppm: u64,
+}
+
+/// Which of the four limiters it is.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// So many requests in so long.
+    Rate,
+    /// So many requests in progress.
+    Concurrency,
+    /// A share of the fleet is kept for what is critical.
+    Fleet {
+        /// The classes that are critical.
+        critical: Vec<usize>,
+        /// What the capacity means for them.
+        mode: FleetMode,
+    },
+    /// A worker in trouble sheds class by class.
+    Worker(WorkerPolicy),
+}
+
+/// How a worker in trouble sheds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerPolicy {
+    /// The controller.
+    pub settings: WorkerSettings,
+    /// Where its samples come from.
+    pub source: UtilizationSource,
+    /// How often a sample is taken.
+    pub every: Nanos,
+    /// When each class is shed, by its place among [`Policy::classes`]: 0 goes first, none never.
+    pub ranks: Vec<Option<u32>>,
+}
+
+/// Where utilization is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UtilizationSource {
+    /// Requests in progress, against so many workers.
+    InFlight {
+        /// How many requests this process can work on at once.
+        workers: u64,
+    },
+    /// The processors of this machine.
+    Cpu,
+    /// The processors that this container may use.
+    Cgroup,
+    /// How long work waits for a processor, as the kernel tells.
+    Pressure,
+    /// How long answers take.
+    Latency {
+        /// How long they should take.
+        target: Nanos,
+    },
+    /// What the protected service tells.
+    Reported {
+        /// The header of its answers that tells, if it does by one.
+        header: Option<String>,
+    },
+}
+
+/// What requests cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cost {
+    /// The same for all.
+    Fixed(u64),
+    /// By class.
+    ByClass {
+        /// Costs of some classes.
+        classes: Vec<(usize, u64)>,
+        /// That of all others.
+        otherwise: u64,
+    },
+    /// What a header of the request says, at least 1.
+    Header {
+        /// The header.
+        name: String,
+        /// The cost of requests without it.
+        otherwise: u64,
+        /// The most that is believed.
+        max: u64,
+    },
+    /// What a header of the answer says. Until then an estimate is charged.
+    Settled {
+        /// The header of the answer.
+        header: String,
+        /// What is charged before.
+        estimate: u64,
+    },
+}
+
+/// What buckets are told apart by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Caller,
+    Plan,
+    Path,
+    Method,
+    Host,
+    Header(String),
+    Ip,
+    Class,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Override {
+    pub(crate) plan: Option<usize>,
+    /// Limiters that have a limit for this caller alone, and which.
+    pub(crate) choices: Vec<(usize, usize)>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct List {
+    pub(crate) callers: HashSet<Named>,
+    pub(crate) networks: Networks,
+}
+
+impl Policy {
+    /// Reads a file's text. Everything that is wrong is told at once; what is only unwise comes with the policy.
+    pub fn read(text: &str) -> Result<(Self, Mistakes), Mistakes> {
+        read::policy(text)
+    }
+
+    /// Where states are kept.
+    pub fn store(&self) -> &StoreChoice {
+        &self.store
+    }
+
+    /// How tokens are verified, if any are asked for.
+    pub fn jwt(&self) -> Option<&Jwt> {
+        self.jwt.as_ref()
+    }
+
+    /// All limiters, in the order of the file.
+    pub fn limiters(&self) -> &[Limiter] {
+        &self.limiters
+    }
+
+    /// All plans.
+    pub fn plans(&self) -> &[Plan] {
+        &self.plans
+    }
+
+    /// Names of all classes; the last is of those requests that are of no other.
+    pub fn classes(&self) -> impl Iterator<Item = &str> {
+        self.classes.iter().map(|class| &*class.name).chain([OTHER])
+    }
+
+    /// The name of a class.
+    pub fn class_name(&self, class: usize) -> &str {
+        self.classes.get(class).map_or(OTHER, |class| &class.name)
+    }
+
+    /// How callers are answered.
+    pub fn answers(&self) -> &AnswerStyle {
+        &self.answers
+    }
+
+    /// The mode of everything: no limiter is stricter.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// How long the gateway waits for an answer.
+    pub fn timeout(&self) -> Nanos {
+        self.timeout
+    }
+
+    pub(crate) fn plan_named(&self, name: &str) -> Option<usize> {
+        self.plan_names.get(name).copied()
+    }
+}

@@ -1,1 +1,0 @@
-//! What a caller is told over HTTP: status, headers and body.

@@ -1,0 +1,181 @@
+//! Which requests something is for.
+
+use super::address::Networks;
+use super::path::PathPattern;
+use super::plan::Request;
+
+/// What must be so of a request. Of each kind one is enough, all kinds must agree, and nothing of `not` may hold. Where
+/// nothing is said, everything will do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Condition {
+    pub(crate) methods: Vec<String>,
+    pub(crate) paths: Vec<PathPattern>,
+    pub(crate) headers: Vec<(String, Glob)>,
+    pub(crate) hosts: Vec<Glob>,
+    pub(crate) classes: Vec<usize>,
+    pub(crate) plans: Vec<usize>,
+    pub(crate) networks: Option<Networks>,
+    pub(crate) not: Vec<Condition>,
+}
+
+/// Text in which `*` stands for anything, in any case of letters if that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Glob {
+    parts: Vec<String>,
+    any_case: bool,
+}
+
+impl Glob {
+    pub(crate) fn new(text: &str) -> Self {
+        Self { parts: text.split('*').map(str::to_owned).collect(), any_case: false }
+    }
+
+    pub(crate) fn in_any_case(text: &str) -> Self {
+        Self { any_case: true, ..Self::new(&text.to_ascii_lowercase()) }
+    }
+
+    pub(crate) fn matches(&self, text: &[u8]) -> bool {
+        let text = text.trim_ascii();
+        let lower;
+        let mut rest = match self.any_case && text.iter().any(u8::is_ascii_uppercase) {
+            true => {
+                lower = text.to_ascii_lowercase();
+                lower.as_slice()
+            }
+            false => text,
+        };
+        let [first, middle @ .., last] = self.parts.as_slice() else {
+            return self.parts.first().is_some_and(|only| rest == only.as_bytes());
+        };
+        match rest.strip_prefix(first.as_bytes()) {
+            Some(behind) => rest = behind,
+            None => return false,
+        }
+        for part in middle {
+            // The first that fits leaves the most for what follows.
+            let Some(at) =
+                rest.windows(part.len().max(1)).position(|some| part.is_empty() || some == part.as_bytes())
+            else {
+                return part.is_empty() && rest.ends_with(last.as_bytes());
+            };
+            rest = rest.get(at + part.len()..).unwrap_or_default();
+        }
+        rest.ends_with(last.as_bytes())
+    }
+}
+
+impl Condition {
+    pub(crate) fn holds(&self, request: &Request<'_, '_>) -> bool {
+        let facts = request.facts;
+        let any = |is_empty: bool, holds: &dyn Fn() -> bool| is_empty || holds();
+        any(self.methods.is_empty(), &|| {
+            self.methods.iter().any(|method| method.eq_ignore_ascii_case(facts.method))
+        }) && any(self.classes.is_empty(), &|| {
+            request.class.is_some_and(|class| self.classes.contains(&class))
+        }) && any(self.plans.is_empty(), &|| request.plan.is_some_and(|plan| self.plans.contains(&plan)))
+            && any(self.paths.is_empty(), &|| self.paths.iter().any(|path| path.matches(request.path())))
+            && any(self.hosts.is_empty(), &|| {
+                self.hosts.iter().any(|host| host.matches(host_name(facts.host)))
+            })
+            && any(self.headers.is_empty(), &|| {
+                // Headers are of as many kinds as there are names.
+                self.headers.iter().all(|(name, _)| {
+                    let wanted = |value: &[u8]| {
+                        self.headers.iter().any(|(other, glob)| other == name && glob.matches(value))
+                    };
+                    facts.any_header(name, wanted)
+                })
+            })
+            && self
+                .networks
+                .as_ref()
+                .is_none_or(|networks| request.address.is_some_and(|address| networks.contains(address)))
+            && !self.not.iter().any(|not| not.holds(request))
+    }
+
+    /// The pattern under which a path is counted, where paths are counted by their patterns.
+    pub(crate) fn pattern(&self, path: &str) -> Option<&PathPattern> {
+        self.paths.iter().find(|pattern| pattern.matches(path))
+    }
+
+    /// Whether everything for which `other` holds is something for which this holds. False if that is not certain.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        fn all<T>(wide: &[T], narrow: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
+            wide.is_empty()
+                || !narrow.is_empty()
+                    && narrow.iter().all(|narrow| wide.iter().any(|wide| covers(wide, narrow)))
+        }
+        all(&self.methods, &other.methods, |a, b| a.eq_ignore_ascii_case(b))
+            && all(&self.paths, &other.paths, PathPattern::covers)
+            && all(&self.headers, &other.headers, |a, b| a == b)
+            && all(&self.hosts, &other.hosts, |a, b| a == b)
+            && all(&self.classes, &other.classes, |a, b| a == b)
+            && all(&self.plans, &other.plans, |a, b| a == b)
+            && (self.networks.is_none() || self.networks == other.networks)
+            && self.not.iter().all(|not| other.not.iter().any(|other| other.covers(not)))
+    }
+
+    /// Whether nothing can ever be like this.
+    pub(crate) fn is_impossible(&self) -> bool {
+        let positive = Self { not: Vec::new(), ..self.clone() };
+        self.not.iter().any(|not| not.not.is_empty() && not.covers(&positive))
+    }
+}
+
+/// Without the port.
+fn host_name(host: &str) -> &[u8] {
+    let end = match host.rfind(':') {
+        Some(colon)
+            if !host.ends_with(']')
+                && host.get(colon + 1..).is_some_and(|port| port.parse::<u16>().is_ok()) =>
+        {
+            colon
+        }
+        _ => host.len(),
+    };
+    host.get(..end).unwrap_or(host).trim_end_matches('.').as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_anything() {
+        for (glob, text, is) in [
+            ("sk_test_*", "sk_test_1", true),
+            ("sk_test_*", "sk_live_1", false),
+            ("*_test", "a_test", true),
+            ("*", "", true),
+            ("a*c", "abc", true),
+            ("a*c", "ac", true),
+            ("a*c", "ab", false),
+            ("a*a", "a", false),
+            ("a**c", "abc", true),
+            ("*b*", "abc", true),
+            ("*b*", "ac", false),
+            ("exact", "exact", true),
+            ("exact", "exactly", false),
+            ("a*b*b", "ab", false),
+            ("a*b*b", "abb", true),
+        ] {
+            assert_eq!(Glob::new(glob).matches(text.as_bytes()), is, "{glob} {text}");
+        }
+        assert!(Glob::in_any_case("API.example.com").matches(b"api.EXAMPLE.com"));
+        assert!(Glob::new("x").matches(b" x "));
+    }
+
+    #[test]
+    fn a_port_is_no_part_of_a_name() {
+        for (host, name) in [
+            ("a:80", "a"),
+            ("a", "a"),
+            ("a.", "a"),
+            ("[::1]:80", "[::1]"),
+            ("[::1]", "[::1]"),
+            ("a:b", "a:b"),
+        ] {
+            assert_eq!(host_name(host), name.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A file as it was written: YAML as a tree in which everything knows its place.
+
+use granit_parser::{Event, Parser, ScalarStyle, Span};
+use hashbrown::HashMap;
+
+use super::mistakes::Place;
+
+/// A value, and where it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) place: Place,
+    pub(crate) value: Value,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    /// Nothing: `~`, `null`, or nothing at all.
+    Null,
+    /// Text, a number, or a truth value: which it is depends on who reads it.
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<(Key, Node)>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Key {
+    pub(crate) place: Place,
+    pub(crate) name: String,
+}
+
+/// Bytes of a file. Nobody writes more by hand, and nobody reviews it.
+pub(crate) const LARGEST: usize = 4 << 20;
+/// Values of a file, with those that aliases stand for.
+const MOST: usize = 400_000;
+const DEEPEST: usize = 32;
+
+/// Why a text is no tree.
+pub(crate) struct Unreadable {
+    pub(crate) place: Place,
+    pub(crate) message: String,
+}
+
+/// The tree of a text; none if there is nothing in it.
+pub(crate) fn parse(text: &str) -> Result<Option<Node>, Unreadable> {
+    if text.len() > LARGEST {
+        let message = format!("the file has {} bytes; a policy may have up to {LARGEST} (4 MiB)", text.len());
+        return Err(Unreadable { place: Place::default(), message });
+    }
+    let mut builder = Builder { text, open: Vec::new(), anchors: HashMap::new(), root: None, nodes: 0 };
+    for event in Parser::new_from_str(text) {
+        match event {
+            Ok((event, span)) => builder.take(event, span)?,
+            Err(error) => {
+                let at = error.marker().byte_offset().unwrap_or(text.len());
+                let message = format!("this is no YAML: {}", error.info());
+                return Err(Unreadable { place: Place { start: at, end: at + 1 }, message });
+            }
+        }
+    }
+    Ok(builder.root.filter(|root| !matches!(root.value, Value::Null)))
+}
+
+struct Builder<'t> {
+    text: &'t str,
+    /// Lists and maps that are not complete yet, with the anchor of each.
+    open: Vec<(Open, Place, usize)>,
+    anchors: HashMap<usize, Node>,
+    root: Option<Node>,
+    nodes: usize,
+}
+
+enum Open {
+    List(Vec<Node>),
+    Map(Vec<(Key, Node)>, Option<Key>),
+}
+
+impl Builder<'_> {
+    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Unreadable> {
+        let place = self.place(span);
+        match event {
+            Event::DocumentStart(..) if self.root.is_some() => {
+                return Err(Unreadable {
+                    place,
+                    message: "a policy is one document: `---` begins another".to_owned(),
+                });
+            }
+            Event::Scalar(text, style, anchor, _) => {
+                let is_null =
+                    style == ScalarStyle::Plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
+                let value = if is_null { Value::Null } else { Value::Text(text.into_owned()) };
+                self.put(Node { place, value }, anchor)?;
+            }
+            Event::SequenceStart(_, anchor, _) => self.begin(Open::List(Vec::new()), place, anchor)?,
+            Event::MappingStart(_, anchor, _) => self.begin(Open::Map(Vec::new(), None), place, anchor)?,
+            Event::SequenceEnd | Event::MappingEnd => {
+                let Some((open, began, anchor)) = self.open.pop() else { return Ok(()) };
+                let value = match open {
+                    Open::List(list) => Value::List(list),
+                    Open::Map(entries, _) => Value::Map(entries),
+                };
+                let end = self
+                    .text
+                    .get(..place.end.max(began.start))
+                    .map_or(place.end, |text| text.trim_end().len());
+                self.put(
+                    Node { place: Place { start: began.start, end: end.max(began.start) }, value },
+                    anchor,
+                )?;
+            }
+            Event::Alias(anchor) => {
+                let Some(node) = self.anchors.get(&anchor) else {
+                    let message = "this alias stands within what it stands for".to_owned();
+                    return Err(Unreadable { place, message });
+                };
+                let node = Node { place, ..node.clone() };
+                self.nodes += count(&node);
+                self.put(node, 0)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, open: Open, place: Place, anchor: usize) -> Result<(), Unreadable> {
+        if self.open.len() >= DEEPEST {
+            return Err(Unreadable {
+                place,
+                message: format!("nothing in a policy is {DEEPEST} levels deep"),
+            });
+        }
+        self.open.push((open, place, anchor));
+        Ok(())
+    }
+
+    fn put(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
+        self.nodes += 1;
+        if self.nodes > MOST {
+            let message =
+                format!("the file has more than {MOST} values, with those that its aliases stand for");
+            return Err(Unreadable { place: node.place, message });
+        }
+        if anchor > 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        match self.open.last_mut() {
+            None => self.root = Some(node),
+            Some((Open::List(list), ..)) => list.push(node),
+            Some((Open::Map(entries, key), ..)) => match key.take() {
+                Some(name) => entries.push((name, node)),
+                None => {
+                    let name = match node.value {
+                        Value::Text(name) => name,
+                        Value::Null => String::new(),
+                        _ => {
+                            let message = "a name is a word, not a list or a map".to_owned();
+                            return Err(Unreadable { place: node.place, message });
+                        }
+                    };
+                    *key = Some(Key { place: node.place, name });
+                }
+            },
+        }
+        Ok(())
+    }
+
+    fn place(&self, span: Span) -> Place {
+        let at = |marker: granit_parser::Marker| marker.byte_offset().unwrap_or(self.text.len());
+        Place { start: at(span.start), end: at(span.end) }
+    }
+}
+
+fn count(node: &Node) -> usize {
+    1 + match &node.value {
+        Value::List(list) => list.iter().map(count).sum(),
+        Value::Map(entries) => entries.iter().map(|(_, node)| count(node)).sum::<usize>(),
+        _ => 0,
+    }
+}

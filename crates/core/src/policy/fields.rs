@@ -1,0 +1,296 @@
+//! Every field of a policy file: its name, what it is for, and what may stand there. The reader knows fields from here, and
+//! so does the schema for editors.
+
+/// A field of a map.
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) shape: Shape,
+}
+
+/// What may stand somewhere.
+#[derive(Clone, Copy)]
+pub(crate) enum Shape {
+    /// Any text.
+    Text,
+    /// One of these words.
+    Words(&'static [&'static str]),
+    /// A whole number.
+    Whole,
+    /// `50/s`
+    Rate,
+    /// `28s`
+    Time,
+    /// `20%`
+    Share,
+    /// `512MB`
+    Size,
+    /// `10.0.0.0/8`
+    Network,
+    /// `POST /v1/charges`
+    Route,
+    /// One or more.
+    Some(&'static Shape),
+    /// A list.
+    List(&'static Shape),
+    /// A map whose names are the user's own.
+    Named(&'static Shape),
+    /// A map with these fields.
+    Map(&'static [Field]),
+    /// One of these.
+    Either(&'static [Shape]),
+    /// A condition, which may hold others.
+    Condition,
+}
+
+use Shape::{
+    Condition, Either, List, Map, Named, Network, Rate, Route, Share, Size, Some, Text, Time, Whole, Words,
+};
+
+const fn field(name: &'static str, about: &'static str, shape: Shape) -> Field {
+    Field { name, about, shape }
+}
+
+pub(crate) static POLICY: &[Field] = &[
+    field(
+        "store",
+        "Where states are kept: `memory`, or the address of a Redis.",
+        Either(&[Text, Map(STORE)]),
+    ),
+    field("mode", "The mode of everything: no limiter is stricter than this.", Words(MODES)),
+    field("identify", "Who is calling.", Map(IDENTIFY)),
+    field(
+        "trusted_proxies",
+        "Networks of proxies whose word on the client's address is taken. `[]` if there are none.",
+        List(&Network),
+    ),
+    field("trusted_hops", "How many proxies there are, where their addresses are not known.", Whole),
+    field(
+        "address_header",
+        "The header in which proxies tell the client's address: `x-forwarded-for` unless said otherwise, `forwarded`, or \
+         another that holds one address.",
+        Text,
+    ),
+    field("plans", "Plans that callers may have.", Named(&Map(PLAN))),
+    field(
+        "classes",
+        "Kinds of requests. The first that matches wins; what matches none is of class `other`.",
+        Named(&Either(&[List(&Either(&[Route, Condition])), Route])),
+    ),
+    field("limiters", "The limiters.", Named(&Map(LIMITER))),
+    field("overrides", "Limits of single callers.", Named(&Named(&Either(&[Text, Map(QUOTA)])))),
+    field("allow", "Who passes without being limited.", List(&Either(&[Network, Map(LISTED)]))),
+    field("block", "Who does not pass.", List(&Either(&[Network, Map(LISTED)]))),
+    field("answers", "How callers are answered.", Map(ANSWERS)),
+    field("gateway", "The gateway.", Map(GATEWAY)),
+];
+
+pub(crate) static MODES: &[&str] = &["enforce", "dark", "off"];
+
+pub(crate) static STORE: &[Field] = &[
+    field("url", "`memory`, or the address of a Redis.", Text),
+    field(
+        "secret",
+        "The secret from which names of keys are made; better in the variable TOLLGATE_SECRET.",
+        Text,
+    ),
+    field("prefix", "What all keys begin with.", Text),
+    field("deadline", "The longest that a decision may take.", Time),
+    field("expected_nodes", "How many processes share the store, until it has told.", Whole),
+    field("max_bytes", "The most memory that states may take in this process.", Size),
+];
+
+static SOURCE: Shape = Either(&[Words(&["ip", "tls"]), Map(SOURCES)]);
+static PLAN_SOURCE: Shape = Either(&[Words(&["tls", "table"]), Map(SOURCES)]);
+
+pub(crate) static SOURCES: &[Field] = &[
+    field("header", "The value of a header.", Text),
+    field("cookie", "The value of a cookie.", Text),
+    field("query", "The value of a parameter of the query.", Text),
+    field("jwt", "A claim of a token that was verified.", Text),
+];
+
+pub(crate) static IDENTIFY: &[Field] = &[
+    field("caller", "Where the caller's name is looked for: the first that is present.", Some(&SOURCE)),
+    field("plan", "Where the caller's plan is looked for: the first that is present.", Some(&PLAN_SOURCE)),
+    field("default_plan", "The plan of those who have none: the first unless said otherwise.", Text),
+    field("table", "Plans of callers, by their names.", Named(&Text)),
+    field("jwt", "How tokens are verified.", Map(JWT)),
+    field(
+        "ipv6_prefix",
+        "How many bits of an IPv6 address tell callers apart: 64 unless said otherwise.",
+        Whole,
+    ),
+];
+
+pub(crate) static JWT: &[Field] = &[
+    field("key_file", "A file with a public key (PEM).", Text),
+    field("jwks_file", "A file with a set of keys.", Text),
+    field("secret_env", "The variable of the environment that holds a shared secret.", Text),
+    field("algorithms", "Algorithms that are accepted.", Some(&Words(JWT_ALGORITHMS))),
+    field("header", "The header that carries the token: `authorization` unless said otherwise.", Text),
+    field("issuer", "Who must have issued it.", Text),
+    field("audience", "For whom it must be.", Text),
+];
+
+pub(crate) static JWT_ALGORITHMS: &[&str] = &[
+    "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
+    "EdDSA",
+];
+
+static RATES: Shape = Either(&[Rate, Words(&["plan"]), List(&Either(&[Rate, Map(ONE_RATE)]))]);
+static PLAN_RATES: Shape = Either(&[Rate, Words(&["unlimited"]), List(&Either(&[Rate, Map(ONE_RATE)]))]);
+
+pub(crate) static ONE_RATE: &[Field] =
+    &[field("rate", "So many in so long.", Rate), field("burst", "How many at once.", Whole)];
+
+pub(crate) static PLAN: &[Field] = &[
+    field("rate", "For limiters that say `rate: plan`.", PLAN_RATES),
+    field("burst", "How many at once, for buckets.", Whole),
+    field(
+        "concurrency",
+        "For limiters that say `concurrency: plan`.",
+        Either(&[Whole, Words(&["unlimited"])]),
+    ),
+];
+
+/// What may differ for single callers, and in a candidate.
+pub(crate) static QUOTA: &[Field] = &[
+    field("rate", "So many in so long.", PLAN_RATES),
+    field("burst", "How many at once, for buckets.", Whole),
+    field("concurrency", "So many in progress.", Either(&[Whole, Words(&["unlimited"])])),
+    field("fleet", "Places of the whole fleet.", Whole),
+    field("reserve", "The share that is kept for critical requests.", Share),
+];
+
+pub(crate) static ALGORITHMS: &[&str] = &[
+    "token-bucket",
+    "leaky-bucket",
+    "leaky-queue",
+    "fixed-window",
+    "anchored-window",
+    "sliding-window",
+    "sliding-log",
+    "sub-windows",
+    "interval-bucket",
+];
+
+pub(crate) static PARTS: &[&str] = &["caller", "plan", "path", "method", "host", "ip", "class", "global"];
+
+static PER: Shape = Either(&[Words(PARTS), Map(PER_HEADER)]);
+pub(crate) static PER_HEADER: &[Field] = &[field("header", "The value of a header.", Text)];
+
+pub(crate) static LIMITER: &[Field] = &[
+    field("rate", "A request rate limiter: so many in so long, or `plan`, or several of them.", RATES),
+    field("burst", "How many at once, for buckets: as many as in one period unless said otherwise.", Whole),
+    field("algorithm", "How the rate is kept: a token bucket unless said otherwise.", Words(ALGORITHMS)),
+    field("windows", "How many sub-windows there are, for `sub-windows`.", Whole),
+    field(
+        "concurrency",
+        "A concurrent requests limiter: so many in progress, or `plan`.",
+        Either(&[Whole, Words(&["plan"])]),
+    ),
+    field(
+        "lease",
+        "How long a request counts if its process dies; longer ones are renewed. 60s unless said otherwise.",
+        Time,
+    ),
+    field("fleet", "A fleet usage load shedder: places of the whole fleet.", Whole),
+    field("reserve", "The share of the fleet that is kept for critical requests.", Share),
+    field(
+        "for",
+        "The classes that are critical to the fleet: `critical` unless said otherwise.",
+        Some(&Text),
+    ),
+    field(
+        "count",
+        "Whether critical requests are also held to the whole of the fleet.",
+        Words(&["allocation", "total"]),
+    ),
+    field("workers", "A worker utilization load shedder.", Map(WORKERS)),
+    field("per", "Whose bucket: `caller` unless said otherwise, several together, or `global`.", Some(&PER)),
+    field(
+        "match",
+        "Which requests it is for: all unless said otherwise.",
+        Some(&Either(&[Route, Condition])),
+    ),
+    field("cost", "What a request costs: 1 unless said otherwise.", Either(&[Whole, Map(COST)])),
+    field("mode", "What becomes of what it decides.", Words(MODES)),
+    field("candidate", "A second threshold that is only counted.", Either(&[Rate, Whole, Map(QUOTA)])),
+    field("sample", "The share of callers for whom it is enforced; for the others it is dark.", Share),
+    field("on_store_failure", "What it does while the store is away.", Words(FAILURES)),
+];
+
+pub(crate) static FAILURES: &[&str] = &["open", "closed", "local"];
+
+pub(crate) static WORKERS: &[Field] = &[
+    field("good", "Below this utilization the worker recovers.", Share),
+    field("bad", "Above this utilization it sheds more and more.", Share),
+    field("grace", "How long a full overload is borne before anything is shed.", Time),
+    field("full", "How long it then takes until everything that may be shed is.", Time),
+    field("every", "How often utilization is looked at.", Time),
+    field("source", "Where utilization is read.", Either(&[Words(WORKER_SOURCES), Map(WORKER_SOURCE)])),
+    field(
+        "shed",
+        "Classes in the order in which they are shed; those that are not here never are.",
+        List(&Text),
+    ),
+];
+
+pub(crate) static WORKER_SOURCES: &[&str] = &["cpu", "cgroup", "pressure", "reported"];
+
+pub(crate) static WORKER_SOURCE: &[Field] = &[
+    field("in_flight", "Requests in progress, against so many that this process can work on at once.", Whole),
+    field("latency", "How long answers take, against how long they should.", Time),
+    field(
+        "response_header",
+        "The header of the protected service's answers that tells its utilization.",
+        Text,
+    ),
+];
+
+pub(crate) static COST: &[Field] = &[
+    field("class", "Costs by class.", Named(&Whole)),
+    field("header", "The header of the request that says what it costs.", Text),
+    field("response_header", "The header of the answer that says what it has cost.", Text),
+    field("otherwise", "What requests cost of which nothing is said, or until it is known.", Whole),
+    field("max", "The most that a header is believed.", Whole),
+];
+
+pub(crate) static CONDITION: &[Field] = &[
+    field("method", "Methods.", Some(&Text)),
+    field(
+        "path",
+        "Patterns of paths: `*` and `{name}` stand for a segment, `*` at the end for all that follows.",
+        Some(&Text),
+    ),
+    field("header", "Headers and what they must be like; `*` stands for anything.", Named(&Some(&Text))),
+    field("host", "Names of hosts; `*` stands for anything.", Some(&Text)),
+    field("class", "Classes.", Some(&Text)),
+    field("plan", "Plans.", Some(&Text)),
+    field("network", "Networks of clients.", Some(&Network)),
+    field("not", "What must not be so.", Some(&Either(&[Route, Condition]))),
+];
+
+pub(crate) static LISTED: &[Field] =
+    &[field("caller", "A caller, by its name.", Text), field("network", "A network of clients.", Network)];
+
+pub(crate) static HEADER_STYLES: &[&str] = &["ietf-11", "draft-7", "draft-6", "x-ratelimit", "envoy", "off"];
+
+pub(crate) static ANSWERS: &[Field] = &[
+    field("headers", "How callers are told how they stand.", Words(HEADER_STYLES)),
+    field("docs_url", "Where callers can read about limits.", Text),
+    field(
+        "retry_jitter",
+        "By how much Retry-After may be longer than it must be, so that callers do not come back together.",
+        Share,
+    ),
+];
+
+pub(crate) static GATEWAY: &[Field] =
+    &[field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", Time)];
+
+/// Their names.
+pub(crate) fn names(fields: &'static [Field]) -> impl Iterator<Item = &'static str> + Clone {
+    fields.iter().map(|field| field.name)
+}

@@ -1,0 +1,277 @@
+//! Who is calling, and by which plan.
+
+use std::borrow::Cow;
+use std::hash::Hasher;
+use std::net::IpAddr;
+
+use hashbrown::Equivalent;
+use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
+
+use super::plan::Request;
+use super::{Facts, Policy, address};
+use crate::time::Timestamp;
+
+/// Where a name is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Header(String),
+    Cookie(String),
+    Query(String),
+    /// A claim of a token that was verified.
+    Jwt(String),
+    /// The name in the client's certificate.
+    TlsClient,
+    Ip,
+    /// The policy's own table, by the caller.
+    Table,
+}
+
+/// How callers are told apart.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Identify {
+    /// The first that is present. The tag tells callers of different sources apart.
+    pub(crate) caller: Vec<(Source, [u8; 4])>,
+    pub(crate) plan: Vec<Source>,
+    pub(crate) v6_prefix: u8,
+}
+
+/// Reads tokens that callers bring, and vouches for what they say.
+pub trait Tokens: Send + Sync {
+    /// A claim of the token of a request, if there is one that is valid now.
+    fn claim(&self, facts: &Facts<'_>, claim: &str, now: Timestamp) -> Option<String>;
+}
+
+/// Believes no token.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoTokens;
+
+impl Tokens for NoTokens {
+    fn claim(&self, _: &Facts<'_>, _: &str, _: Timestamp) -> Option<String> {
+        None
+    }
+}
+
+/// Who is calling. Without a tag, nobody in particular: those share a bucket that nobody else can get into.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller<'f> {
+    pub(crate) tag: [u8; 4],
+    value: Value<'f>,
+}
+
+#[derive(Clone, Debug)]
+enum Value<'f> {
+    Text(Cow<'f, [u8]>),
+    Address(SmallVec<[u8; 16]>),
+}
+
+/// A caller as lists and tables know it. An address is none that a header could pretend to be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Named {
+    pub(crate) is_address: bool,
+    pub(crate) value: Vec<u8>,
+}
+
+impl Named {
+    /// As it is written in a policy.
+    pub(crate) fn of(text: &str, v6_prefix: u8) -> Self {
+        match text.parse::<IpAddr>() {
+            Ok(ip) => Self { is_address: true, value: octets(address::subject(ip, v6_prefix)).to_vec() },
+            Err(_) => Self { is_address: false, value: text.as_bytes().to_vec() },
+        }
+    }
+}
+
+/// The same, borrowed.
+#[derive(Hash)]
+pub(crate) struct NamedRef<'v> {
+    is_address: bool,
+    value: &'v [u8],
+}
+
+impl Equivalent<Named> for NamedRef<'_> {
+    fn equivalent(&self, other: &Named) -> bool {
+        self.is_address == other.is_address && self.value == other.value
+    }
+}
+
+impl Caller<'_> {
+    pub(crate) fn value(&self) -> &[u8] {
+        match &self.value {
+            Value::Text(text) => text,
+            Value::Address(octets) => octets,
+        }
+    }
+
+    /// As lists and tables know it.
+    pub(crate) fn named(&self) -> NamedRef<'_> {
+        NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() }
+    }
+}
+
+const ANONYMOUS: [u8; 4] = [0; 4];
+const GIVEN: [u8; 4] = [1, 0, 0, 0];
+
+impl Source {
+    /// What tells callers of this source from those of others, whatever else the policy says.
+    pub(crate) fn tag(&self) -> [u8; 4] {
+        let (kind, name) = match self {
+            Self::Header(name) => (2, name.as_str()),
+            Self::Cookie(name) => (3, name.as_str()),
+            Self::Query(name) => (4, name.as_str()),
+            Self::Jwt(name) => (5, name.as_str()),
+            Self::TlsClient => (6, ""),
+            Self::Ip => (7, ""),
+            Self::Table => (8, ""),
+        };
+        let mut hasher = SipHasher13::new();
+        hasher.write(name.as_bytes());
+        let [a, b, c, ..] = hasher.finish().to_le_bytes();
+        [kind, a, b, c]
+    }
+
+    fn find<'f>(&self, facts: &Facts<'f>, tokens: &dyn Tokens, now: Timestamp) -> Option<Cow<'f, [u8]>> {
+        match self {
+            Self::Header(name) => facts.only_header(name).map(Cow::Borrowed),
+            Self::Cookie(name) => cookie(facts, name).map(Cow::Borrowed),
+            Self::Query(name) => query(facts.query, name),
+            Self::Jwt(claim) => tokens.claim(facts, claim, now).map(|claim| Cow::Owned(claim.into_bytes())),
+            Self::TlsClient => facts.tls_client.map(|name| Cow::Borrowed(name.as_bytes())),
+            Self::Ip | Self::Table => None,
+        }
+        .filter(|value| !value.is_empty())
+    }
+}
+
+pub(crate) fn caller_of<'f>(
+    identify: &Identify,
+    facts: &Facts<'f>,
+    address: Option<IpAddr>,
+    tokens: &dyn Tokens,
+    now: Timestamp,
+) -> Caller<'f> {
+    if let Some(given) = facts.caller.filter(|given| !given.is_empty()) {
+        return Caller { tag: GIVEN, value: Value::Text(Cow::Borrowed(given.as_bytes())) };
+    }
+    for (source, tag) in &identify.caller {
+        if *source == Source::Ip {
+            let Some(address) = address else { continue };
+            let octets = octets(address::subject(address, identify.v6_prefix));
+            return Caller { tag: *tag, value: Value::Address(octets) };
+        }
+        if let Some(value) = source.find(facts, tokens, now) {
+            return Caller { tag: *tag, value: Value::Text(value) };
+        }
+    }
+    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")) }
+}
+
+/// The caller's plan: the first name that is one, or else the default.
+pub(crate) fn plan_of(
+    policy: &Policy,
+    request: &Request<'_, '_>,
+    caller: &Caller<'_>,
+    tokens: &dyn Tokens,
+    now: Timestamp,
+) -> Option<usize> {
+    if policy.plans.is_empty() {
+        return None;
+    }
+    let facts = request.facts;
+    let named = |name: &[u8]| policy.plan_named(std::str::from_utf8(name).ok()?);
+    if let Some(plan) = facts.plan.and_then(|plan| named(plan.as_bytes())) {
+        return Some(plan);
+    }
+    let proxies = &policy.address.trusted;
+    // What a caller could write into a request without passing a proxy of ours is not believed, where there are some.
+    let is_ours = proxies.is_empty() || facts.peer.is_none_or(|peer| proxies.contains(peer));
+    for source in &policy.identify.plan {
+        let plan = match source {
+            Source::Table => policy.table.get(&caller.named()).copied(),
+            Source::Header(_) | Source::Cookie(_) | Source::Query(_) if !is_ours => None,
+            _ => source.find(facts, tokens, now).and_then(|name| named(&name)),
+        };
+        if plan.is_some() {
+            return plan;
+        }
+    }
+    policy.default_plan
+}
+
+fn octets(address: IpAddr) -> SmallVec<[u8; 16]> {
+    match address {
+        IpAddr::V4(ip) => ip.octets().as_slice().into(),
+        IpAddr::V6(ip) => ip.octets().as_slice().into(),
+    }
+}
+
+/// A cookie that came once.
+fn cookie<'f>(facts: &Facts<'f>, name: &str) -> Option<&'f [u8]> {
+    let (mut only, mut count) = (None, 0);
+    facts.headers.each("cookie", &mut |line| {
+        for pair in line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii) {
+            if let Some(value) = pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+                (only, count) = (Some(value), count + 1);
+            }
+        }
+    });
+    only.filter(|_| count == 1)
+}
+
+/// A parameter that came once, decoded: one that is spelled otherwise is still the same.
+fn query<'f>(query: &'f str, name: &str) -> Option<Cow<'f, [u8]>> {
+    let mut only = None;
+    for pair in query.split('&') {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if *decoded(key) == *name.as_bytes() {
+            if only.is_some() {
+                return None;
+            }
+            only = Some(decoded(value));
+        }
+    }
+    only
+}
+
+fn decoded(text: &str) -> Cow<'_, [u8]> {
+    if !text.contains(['%', '+']) {
+        return Cow::Borrowed(text.as_bytes());
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        rest = behind;
+        let digits = |pair: &[u8; 2]| {
+            let [high, low] = pair.map(|digit| char::from(digit).to_digit(16));
+            u8::try_from(high? * 16 + low?).ok()
+        };
+        match (first, behind.split_first_chunk::<2>()) {
+            (b'%', Some((pair, behind))) if digits(pair).is_some() => {
+                bytes.extend(digits(pair));
+                rest = behind;
+            }
+            (b'+', _) => bytes.push(b' '),
+            _ => bytes.push(first),
+        }
+    }
+    Cow::Owned(bytes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_or_parameter_that_comes_twice_is_none() {
+        let headers = [("cookie", "a=1; session=x"), ("Cookie", "b=2")];
+        let facts = Facts { headers: &headers, ..Facts::default() };
+        assert_eq!(cookie(&facts, "session"), Some(&b"x"[..]));
+        assert_eq!(cookie(&facts, "sess"), None);
+        let headers = [("cookie", "session=x"), ("cookie", "session=y")];
+        assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), None);
+        assert_eq!(query("a=1&key=x", "key").unwrap(), Cow::Borrowed(b"x"));
+        assert_eq!(query("key=x&key=y", "key"), None);
+        assert_eq!(query("k%65y=%78+%zz", "key").unwrap().as_ref(), b"x %zz");
+    }
+}

@@ -1,0 +1,232 @@
+//! What a policy says of one request: who is calling, of which class it is, and what it is charged to.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::hash::Hasher;
+use std::net::IpAddr;
+
+use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
+
+use super::address;
+use super::identify::{Caller, Tokens, caller_of, plan_of};
+use super::path;
+use super::{Cost, Kind, Limiter, Part, Policy};
+use crate::policy::Facts;
+use crate::time::Timestamp;
+
+/// A request, and what has been found out about it so far.
+pub(crate) struct Request<'r, 'f> {
+    pub(crate) facts: &'r Facts<'f>,
+    pub(crate) address: Option<IpAddr>,
+    pub(crate) plan: Option<usize>,
+    pub(crate) class: Option<usize>,
+    path: OnceCell<Cow<'f, str>>,
+}
+
+impl Request<'_, '_> {
+    /// The path in its normal form.
+    pub(crate) fn path(&self) -> &str {
+        self.path.get_or_init(|| path::normal(self.facts.path))
+    }
+}
+
+/// The key of a bucket.
+pub type KeyBytes = SmallVec<[u8; 40]>;
+
+/// Whether a request is on a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listed {
+    /// On none.
+    No,
+    /// It passes without being asked anything.
+    Allowed,
+    /// It does not pass.
+    Blocked,
+}
+
+/// What a policy says of one request.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Whether it is on a list. Then nothing else is said.
+    pub listed: Listed,
+    /// Its class, by its place among [`Policy::classes`].
+    pub class: usize,
+    /// Its caller's plan, by its place among [`Policy::plans`].
+    pub plan: Option<usize>,
+    /// What it is charged to, in the order of the file.
+    pub charged: SmallVec<[Charged; 6]>,
+}
+
+/// One limiter that is for a request.
+#[derive(Clone, Debug)]
+pub struct Charged {
+    /// Which, by its place among [`Policy::limiters`].
+    pub limiter: usize,
+    /// Which of its limits, by its place among [`Limiter::choices`].
+    pub choice: usize,
+    /// Whose bucket.
+    pub key: KeyBytes,
+    /// How much.
+    pub cost: u64,
+    /// Whether the request is critical to the limiter.
+    pub critical: bool,
+    /// Whether it is only watched, because its caller is not among those for whom it is enforced yet.
+    pub only_watched: bool,
+}
+
+impl Policy {
+    /// What is to be done with a request. Nothing is charged.
+    pub fn plan(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
+        let address = self.address.of(facts);
+        let mut request = Request { facts, address, plan: None, class: None, path: OnceCell::new() };
+        let caller = caller_of(&self.identify, facts, address, tokens, now);
+        let mut planned =
+            Planned { listed: self.listed(&caller, address), class: 0, plan: None, charged: SmallVec::new() };
+        if planned.listed != Listed::No {
+            return planned;
+        }
+        let overridden = if self.overrides.is_empty() { None } else { self.overrides.get(&caller.named()) };
+        request.plan = overridden
+            .and_then(|overridden| overridden.plan)
+            .or_else(|| plan_of(self, &request, &caller, tokens, now));
+        let is_of = |class: &super::Class| class.conditions.iter().any(|condition| condition.holds(&request));
+        let class = self.classes.iter().position(is_of).unwrap_or(self.classes.len());
+        request.class = Some(class);
+        (planned.class, planned.plan) = (class, request.plan);
+        for (index, limiter) in self.limiters.iter().enumerate() {
+            if matches!(limiter.kind, Kind::Worker(_)) || !limiter.is_for(&request) {
+                continue;
+            }
+            let own =
+                overridden.and_then(|overridden| overridden.choices.iter().find(|(of, _)| *of == index));
+            let choice = match own {
+                Some((_, choice)) => *choice,
+                None => match limiter.choice(request.plan) {
+                    Some(choice) => choice,
+                    None => continue,
+                },
+            };
+            planned.charged.push(Charged {
+                limiter: index,
+                choice,
+                key: limiter.key(self, &request, &caller),
+                cost: limiter.cost(&request),
+                critical: limiter.is_critical(class),
+                only_watched: limiter.sample_ppm < 1_000_000
+                    && drawn(&limiter.name, &caller) >= limiter.sample_ppm,
+            });
+        }
+        planned
+    }
+
+    fn listed(&self, caller: &Caller<'_>, address: Option<IpAddr>) -> Listed {
+        let is_on = |list: &super::List| {
+            !list.callers.is_empty() && list.callers.contains(&caller.named())
+                || !list.networks.is_empty() && address.is_some_and(|address| list.networks.contains(address))
+        };
+        if is_on(&self.allow) {
+            Listed::Allowed
+        } else if is_on(&self.block) {
+            Listed::Blocked
+        } else {
+            Listed::No
+        }
+    }
+}
+
+/// A number below a million that is the same for a caller on every node and at all times, and another for every limiter.
+fn drawn(limiter: &str, caller: &Caller<'_>) -> u64 {
+    let mut hasher = SipHasher13::new();
+    hasher.write(limiter.as_bytes());
+    hasher.write(&[0xff]);
+    hasher.write(&caller.tag);
+    hasher.write(caller.value());
+    // The upper bits, so that no share of a million is favoured.
+    ((u128::from(hasher.finish()) * 1_000_000) >> 64) as u64
+}
+
+impl Limiter {
+    fn is_for(&self, request: &Request<'_, '_>) -> bool {
+        self.matches.is_empty() || self.matches.iter().any(|condition| condition.holds(request))
+    }
+
+    fn choice(&self, plan: Option<usize>) -> Option<usize> {
+        if self.by_plan.is_empty() { Some(0) } else { *self.by_plan.get(plan?)? }
+    }
+
+    fn is_critical(&self, class: usize) -> bool {
+        matches!(&self.kind, Kind::Fleet { critical, .. } if critical.contains(&class))
+    }
+
+    fn cost(&self, request: &Request<'_, '_>) -> u64 {
+        if let Some(cost) = request.facts.cost {
+            return cost;
+        }
+        match &self.cost {
+            Cost::Fixed(cost) | Cost::Settled { estimate: cost, .. } => *cost,
+            Cost::ByClass { classes, otherwise } => {
+                let own = classes.iter().find(|(class, _)| Some(*class) == request.class);
+                own.map_or(*otherwise, |(_, cost)| *cost)
+            }
+            Cost::Header { name, otherwise, max } => {
+                let named = request.facts.only_header(name).and_then(|value| std::str::from_utf8(value).ok());
+                // A caller who could say that it costs nothing would.
+                named.and_then(|text| text.parse::<u64>().ok()).map_or(*otherwise, |cost| cost.clamp(1, *max))
+            }
+        }
+    }
+
+    /// Whose bucket it is. Parts have their kind and their length before them, so that different ones never meet.
+    fn key(&self, policy: &Policy, request: &Request<'_, '_>, caller: &Caller<'_>) -> KeyBytes {
+        let mut key = KeyBytes::new();
+        if let [Part::Caller] = self.per.as_slice() {
+            key.extend_from_slice(&caller.tag);
+            key.extend_from_slice(caller.value());
+            return key;
+        }
+        for part in &self.per {
+            let mut put = |kind: u8, value: &[u8]| {
+                key.push(kind);
+                key.extend_from_slice(&u32::try_from(value.len()).unwrap_or(u32::MAX).to_le_bytes());
+                key.extend_from_slice(value);
+            };
+            match part {
+                Part::Caller => {
+                    put(1, &caller.tag);
+                    put(2, caller.value());
+                }
+                Part::Plan => put(
+                    3,
+                    request
+                        .plan
+                        .and_then(|plan| policy.plans.get(plan))
+                        .map_or(b"", |plan| plan.name.as_bytes()),
+                ),
+                Part::Path => {
+                    let path = request.path();
+                    let pattern = self.matches.iter().find_map(|condition| condition.pattern(path));
+                    match pattern {
+                        Some(pattern) => put(4, pattern.as_str().as_bytes()),
+                        None => put(5, path.as_bytes()),
+                    }
+                }
+                Part::Method => put(6, request.facts.method.to_ascii_uppercase().as_bytes()),
+                Part::Host => put(7, request.facts.host.to_ascii_lowercase().as_bytes()),
+                Part::Header(name) => match request.facts.only_header(name) {
+                    Some(value) => put(8, value),
+                    None => put(9, b""),
+                },
+                Part::Ip => match request.address.map(|ip| address::subject(ip, policy.identify.v6_prefix)) {
+                    Some(IpAddr::V4(ip)) => put(10, &ip.octets()),
+                    Some(IpAddr::V6(ip)) => put(11, &ip.octets()),
+                    None => put(12, b""),
+                },
+                Part::Class => {
+                    put(13, policy.class_name(request.class.unwrap_or(policy.classes.len())).as_bytes());
+                }
+            }
+        }
+        key
+    }
+}

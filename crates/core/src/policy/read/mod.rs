@@ -1,0 +1,481 @@
+//! From a file as it was written to a policy: everything that is wrong with it is found in one go.
+
+mod conditions;
+mod limiters;
+mod reader;
+mod warnings;
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use self::conditions::Names;
+use self::limiters::{Context, Drafted, Quota};
+use self::reader::{Fields, Reader, spelled_out};
+use super::address::{AddressHeader, ClientAddress, V6_PREFIX, parse_network};
+use super::condition::{Condition, Glob};
+use super::document::{self, Node, Value};
+use super::identify::{Identify, Named, Source};
+use super::mistakes::{Mistakes, Place};
+use super::{Class, Jwt, List, OTHER, Override, Plan, Policy, StoreChoice, fields, quantity};
+use crate::answer::{AnswerStyle, HeaderStyle};
+use crate::time::Nanos;
+
+/// A policy, and what is unwise about it; or everything that is wrong.
+pub(super) fn policy(text: &str) -> Result<(Policy, Mistakes), Mistakes> {
+    let mut reader = Reader { mistakes: Mistakes::new(text) };
+    let policy = match document::parse(text) {
+        Ok(Some(root)) => reader.policy(&root),
+        Ok(None) => {
+            reader.error_with(
+                Place::default(),
+                "this policy is empty",
+                "the least is: limiters: { request-rate: { rate: 50/s } }",
+            );
+            None
+        }
+        Err(unreadable) => {
+            reader.error(unreadable.place, unreadable.message);
+            None
+        }
+    };
+    let mut mistakes = reader.mistakes;
+    mistakes.sort();
+    match policy {
+        Some(policy) if mistakes.errors().next().is_none() => Ok((policy, mistakes)),
+        _ => Err(mistakes),
+    }
+}
+
+/// A class as it was read, with the place of its name.
+struct ReadClass {
+    class: Class,
+    place: Option<Place>,
+}
+
+impl Reader {
+    fn policy(&mut self, root: &Node) -> Option<Policy> {
+        let top = self.fields(root, "a policy", fields::POLICY)?;
+        let store = top.get("store").map(|node| self.store(node)).unwrap_or_default();
+        let identify_fields =
+            top.get("identify").and_then(|node| self.fields(node, "`identify`", fields::IDENTIFY));
+        let identify = self.identify(identify_fields.as_ref());
+        let address = self.address(&top);
+
+        let plan_nodes = top.get("plans").and_then(|node| self.entries(node, "`plans`")).unwrap_or_default();
+        let mut plans: Vec<(&str, Quota)> = Vec::new();
+        for (key, node) in &plan_nodes {
+            let quota = self.quota(node, &format!("the plan {:?}", key.name), fields::PLAN);
+            plans.push((&key.name, quota.unwrap_or_default()));
+        }
+        let plan_names: Vec<&str> = plans.iter().map(|(name, _)| *name).collect();
+
+        let read_classes = self.classes(top.get("classes"), &plan_names);
+        let class_names: Vec<&str> =
+            read_classes.iter().map(|read| &*read.class.name).chain([OTHER]).collect();
+        let names = Names { plans: &plan_names, classes: Some(&class_names) };
+        let context = Context { plans: &plans, names, classes: &class_names };
+
+        let mut drafts: Vec<Drafted> = Vec::new();
+        match top.get("limiters") {
+            Some(node) => {
+                for (key, node) in self.entries(node, "`limiters`").unwrap_or_default() {
+                    self.check_name(key.place, &key.name);
+                    drafts.extend(self.limiter(&key.name, key.place, node, &context));
+                }
+            }
+            None => self.error_with(
+                root.place,
+                "`limiters` is missing",
+                "the least is: limiters: { request-rate: { rate: 50/s } }",
+            ),
+        }
+        self.check_workers(&drafts);
+        let overrides = top
+            .get("overrides")
+            .map(|node| self.overrides(node, &mut drafts, &plan_names, identify.v6_prefix));
+        let table = identify_fields.as_ref().and_then(|fields| fields.get("table"));
+        let table = table.map(|node| self.table(node, &plan_names, identify.v6_prefix)).unwrap_or_default();
+        let default_plan = self.default_plan(identify_fields.as_ref(), &plan_names);
+        let jwt = self.jwt(identify_fields.as_ref(), &identify);
+        let allow =
+            top.get("allow").map(|node| self.listed(node, "`allow`", identify.v6_prefix)).unwrap_or_default();
+        let block =
+            top.get("block").map(|node| self.listed(node, "`block`", identify.v6_prefix)).unwrap_or_default();
+        let answers = top.get("answers").map(|node| self.answers(node)).unwrap_or_default();
+        let timeout = top.get("gateway").and_then(|node| {
+            let fields = self.fields(node, "`gateway`", fields::GATEWAY)?;
+            self.parsed(fields.get("timeout")?, "`timeout`", quantity::duration)
+        });
+        let timeout = timeout.unwrap_or(Nanos::from_secs(60));
+        self.unwise(&top, &identify, &read_classes, &drafts, timeout);
+        let plan_list: Vec<Plan> = plan_names.iter().map(|name| Plan { name: Arc::from(*name) }).collect();
+        Some(Policy {
+            store,
+            identify,
+            jwt,
+            address,
+            plan_names: plan_list.iter().enumerate().map(|(at, plan)| (Arc::clone(&plan.name), at)).collect(),
+            plans: plan_list,
+            default_plan,
+            table,
+            classes: read_classes.into_iter().map(|read| read.class).collect(),
+            limiters: drafts.into_iter().map(|drafted| drafted.limiter).collect(),
+            overrides: overrides.unwrap_or_default(),
+            allow,
+            block,
+            answers,
+            mode: self.mode(&top),
+            timeout,
+        })
+    }
+
+    /// Names of limiters stand in headers, metrics and commands.
+    fn check_name(&mut self, place: Place, name: &str) {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.len() > 64 || !name.chars().all(is_plain) {
+            self.error_with(
+                place,
+                format!("{name:?} is no name of a limiter"),
+                "it has up to 64 letters, digits, `-`, `_` and `.`",
+            );
+        }
+    }
+
+    fn check_workers(&mut self, drafts: &[Drafted]) {
+        let workers = drafts.iter().filter(|draft| matches!(draft.limiter.kind, super::Kind::Worker(_)));
+        for draft in workers.skip(1) {
+            self.error(draft.place, "there is another `workers`: a process has one utilization");
+        }
+    }
+
+    fn store(&mut self, node: &Node) -> StoreChoice {
+        let url = |text: &str| (text.trim() != "memory").then(|| text.trim().to_owned());
+        if !matches!(node.value, Value::Map(_)) {
+            return StoreChoice { url: self.text(node, "`store`").and_then(url), ..StoreChoice::default() };
+        }
+        let Some(fields) = self.fields(node, "`store`", fields::STORE) else { return StoreChoice::default() };
+        let mut text = |name: &str| self.text(fields.get(name)?, name).map(str::to_owned);
+        let (address, secret, prefix) = (text("url"), text("secret"), text("prefix"));
+        let deadline =
+            fields.get("deadline").and_then(|node| self.parsed(node, "`deadline`", quantity::duration));
+        let expected_nodes = fields
+            .get("expected_nodes")
+            .and_then(|node| self.parsed(node, "`expected_nodes`", quantity::whole));
+        let max_bytes =
+            fields.get("max_bytes").and_then(|node| self.parsed(node, "`max_bytes`", quantity::bytes));
+        StoreChoice {
+            url: address.as_deref().and_then(url),
+            secret,
+            prefix,
+            deadline,
+            expected_nodes,
+            max_bytes,
+        }
+    }
+
+    fn identify(&mut self, fields: Option<&Fields<'_>>) -> Identify {
+        let tagged = |source: Source| {
+            let tag = source.tag();
+            (source, tag)
+        };
+        let mut identify =
+            Identify { caller: vec![tagged(Source::Ip)], plan: Vec::new(), v6_prefix: V6_PREFIX };
+        let Some(fields) = fields else { return identify };
+        if let Some(node) = fields.get("caller") {
+            let sources = self.sources(node, &["ip", "tls"]);
+            identify.caller = sources.into_iter().map(tagged).collect();
+        }
+        if let Some(node) = fields.get("plan") {
+            identify.plan = self.sources(node, &["tls", "table"]);
+        }
+        if let Some(node) = fields.get("ipv6_prefix")
+            && let Some(prefix) = self.parsed(node, "`ipv6_prefix`", quantity::whole)
+        {
+            match u8::try_from(prefix) {
+                Ok(prefix @ 32..=128) => identify.v6_prefix = prefix,
+                _ => self
+                    .error(node.place, format!("{prefix} bits do not tell callers apart: from 32 to 128 do")),
+            }
+        }
+        identify
+    }
+
+    fn sources(&mut self, node: &Node, words: &[&str]) -> Vec<Source> {
+        let mut sources = Vec::new();
+        for node in self.some(node) {
+            let source = match &node.value {
+                Value::Map(_) => {
+                    let Some(fields) = self.fields(node, "a source", fields::SOURCES) else { continue };
+                    const KINDS: [&str; 4] = ["header", "cookie", "query", "jwt"];
+                    match fields.present(&KINDS).as_slice() {
+                        [kind] => {
+                            let Some(name) = fields.get(kind).and_then(|node| self.text(node, kind)) else {
+                                continue;
+                            };
+                            match *kind {
+                                "header" => Source::Header(name.to_ascii_lowercase()),
+                                "cookie" => Source::Cookie(name.to_owned()),
+                                "query" => Source::Query(name.to_owned()),
+                                _ => Source::Jwt(name.to_owned()),
+                            }
+                        }
+                        [] => continue,
+                        several => {
+                            let message = format!("these are several sources: {}", spelled_out(several));
+                            self.error_with(
+                                node.place,
+                                message,
+                                "write them one after the other: [header: a, cookie: b]",
+                            );
+                            continue;
+                        }
+                    }
+                }
+                _ => match self.word(node, "source", words) {
+                    Some("ip") => Source::Ip,
+                    Some("tls") => Source::TlsClient,
+                    Some(_) => Source::Table,
+                    None => continue,
+                },
+            };
+            if sources.contains(&source) {
+                self.error(node.place, "this source is there twice");
+            }
+            sources.push(source);
+        }
+        sources
+    }
+
+    fn address(&mut self, top: &Fields<'_>) -> ClientAddress {
+        let mut address = ClientAddress::default();
+        if let Some(node) = top.get("trusted_proxies") {
+            let list = self.list(node, "`trusted_proxies`");
+            address.trusted =
+                list.iter().filter_map(|node| self.parsed(node, "a network", parse_network)).collect();
+        }
+        if let Some(node) = top.get("trusted_hops")
+            && let Some(hops) = self.parsed(node, "`trusted_hops`", quantity::whole)
+        {
+            match u8::try_from(hops) {
+                Ok(hops @ 1..=32) => address.hops = Some(hops),
+                _ => self
+                    .error(node.place, format!("{hops} proxies one behind the other? From 1 to 32 can be")),
+            }
+        }
+        if let Some(name) = top.get("address_header").and_then(|node| self.text(node, "`address_header`")) {
+            address.header = match name.to_ascii_lowercase().as_str() {
+                "x-forwarded-for" => AddressHeader::XForwardedFor,
+                "forwarded" => AddressHeader::Forwarded,
+                other => AddressHeader::Named(other.to_owned()),
+            };
+        }
+        address
+    }
+
+    fn classes(&mut self, node: Option<&Node>, plans: &[&str]) -> Vec<ReadClass> {
+        let Some(node) = node else { return usual_classes() };
+        let names = Names { plans, classes: None };
+        let mut classes = Vec::new();
+        for (key, node) in self.entries(node, "`classes`").unwrap_or_default() {
+            if key.name == OTHER {
+                let help = "leave it out: it is what matches no class";
+                self.error_with(key.place, "`other` is not for you to define", help);
+                continue;
+            }
+            let conditions = match &node.value {
+                // One that is not used yet.
+                Value::List(list) if list.is_empty() => Vec::new(),
+                Value::Null => {
+                    self.error_with(
+                        key.place,
+                        format!("`{}` is blank", key.name),
+                        "write [] if nothing is of this class yet",
+                    );
+                    Vec::new()
+                }
+                _ => self.conditions(node, names),
+            };
+            classes.push(ReadClass {
+                class: Class { name: Arc::from(key.name.as_str()), conditions },
+                place: Some(key.place),
+            });
+        }
+        classes
+    }
+
+    fn default_plan(&mut self, fields: Option<&Fields<'_>>, plans: &[&str]) -> Option<usize> {
+        match fields.and_then(|fields| fields.get("default_plan")) {
+            Some(node) => self.named(node, "plan", plans),
+            None => (!plans.is_empty()).then_some(0),
+        }
+    }
+
+    fn table(&mut self, node: &Node, plans: &[&str], v6_prefix: u8) -> HashMap<Named, usize> {
+        let mut table = HashMap::new();
+        for (key, node) in self.entries(node, "`table`").unwrap_or_default() {
+            if let Some(plan) = self.named(node, "plan", plans) {
+                table.insert(Named::of(&key.name, v6_prefix), plan);
+            }
+        }
+        table
+    }
+
+    fn overrides(
+        &mut self,
+        node: &Node,
+        drafts: &mut [Drafted],
+        plans: &[&str],
+        v6_prefix: u8,
+    ) -> HashMap<Named, Override> {
+        let mut overrides = HashMap::new();
+        for (caller, node) in self.entries(node, "`overrides`").unwrap_or_default() {
+            let mut own = Override::default();
+            for (key, node) in
+                self.entries(node, &format!("the override of {:?}", caller.name)).unwrap_or_default()
+            {
+                let at = drafts.iter().position(|draft| *draft.limiter.name == *key.name);
+                match (at, key.name.as_str()) {
+                    (Some(at), _) => {
+                        let quota = self.short_quota(node, "an override");
+                        let draft = drafts.get_mut(at);
+                        if let (Some(quota), Some(draft)) = (quota, draft) {
+                            own.choices.extend(self.own_choice(draft, &quota).map(|choice| (at, choice)));
+                        }
+                    }
+                    (None, "plan") => own.plan = self.named(node, "plan", plans),
+                    (None, name) => {
+                        let limiters = drafts.iter().map(|draft| &*draft.limiter.name);
+                        let known: Vec<&str> = limiters.chain(["plan"]).collect();
+                        self.unknown(key.place, "limiter", name, known);
+                    }
+                }
+            }
+            overrides.insert(Named::of(&caller.name, v6_prefix), own);
+        }
+        overrides
+    }
+
+    fn listed(&mut self, node: &Node, what: &str, v6_prefix: u8) -> List {
+        let (mut list, mut networks) = (List::default(), Vec::new());
+        for node in self.list(node, what) {
+            if let Value::Text(text) = &node.value {
+                match parse_network(text) {
+                    Ok(network) => networks.push(network),
+                    Err(problem) if text.contains(['.', ':', '/']) => self.error(node.place, problem),
+                    Err(_) => {
+                        let help = format!("write `caller: {text}`");
+                        self.error_with(node.place, format!("{text:?} is no network"), help);
+                    }
+                }
+                continue;
+            }
+            let Some(fields) = self.fields(node, "an entry", fields::LISTED) else { continue };
+            if let Some(caller) = fields.get("caller").and_then(|node| self.text(node, "a caller")) {
+                list.callers.insert(Named::of(caller, v6_prefix));
+            }
+            if let Some(node) = fields.get("network") {
+                networks.extend(self.parsed(node, "a network", parse_network));
+            }
+        }
+        list.networks = networks.into_iter().collect();
+        list
+    }
+
+    fn answers(&mut self, node: &Node) -> AnswerStyle {
+        let mut style = AnswerStyle::default();
+        let Some(fields) = self.fields(node, "`answers`", fields::ANSWERS) else { return style };
+        let word =
+            fields.get("headers").and_then(|node| self.word(node, "style of headers", fields::HEADER_STYLES));
+        style.headers = word.and_then(HeaderStyle::parse).unwrap_or_default();
+        if let Some(node) = fields.get("docs_url")
+            && let Some(url) = self.text(node, "`docs_url`")
+        {
+            if url.starts_with("https://") || url.starts_with("http://") {
+                style.docs_url = Some(Arc::from(url));
+            } else {
+                self.error_with(
+                    node.place,
+                    format!("{url:?} is no address of a page"),
+                    "it begins with https://",
+                );
+            }
+        }
+        if let Some(share) =
+            fields.get("retry_jitter").and_then(|node| self.parsed(node, "`retry_jitter`", quantity::percent))
+        {
+            style.retry_jitter_percent = u8::try_from(share.div_ceil(10_000)).unwrap_or(100);
+        }
+        style
+    }
+
+    fn jwt(&mut self, fields: Option<&Fields<'_>>, identify: &Identify) -> Option<Jwt> {
+        let is_jwt = |source: &Source| matches!(source, Source::Jwt(_));
+        let used =
+            identify.caller.iter().any(|(source, _)| is_jwt(source)) || identify.plan.iter().any(is_jwt);
+        let node = fields.and_then(|fields| fields.get("jwt"));
+        let Some(node) = node else {
+            if used
+                && let Some(place) =
+                    fields.and_then(|fields| fields.place_of("caller").or(fields.place_of("plan")))
+            {
+                self.error_with(
+                    place,
+                    "a claim of a token is asked for, and nothing says how tokens are verified",
+                    "add `jwt: { jwks_file: keys.json }` to `identify`",
+                );
+            }
+            return None;
+        };
+        let fields = self.fields(node, "`jwt`", fields::JWT)?;
+        const KEYS: [&str; 3] = ["key_file", "jwks_file", "secret_env"];
+        if fields.present(&KEYS).len() != 1 {
+            self.error(node.place, format!("tokens are verified by one of {}", spelled_out(&KEYS)));
+        }
+        let mut text = |name: &str| self.text(fields.get(name)?, name).map(str::to_owned);
+        let mut jwt = Jwt {
+            key_file: text("key_file"),
+            jwks_file: text("jwks_file"),
+            secret_env: text("secret_env"),
+            algorithms: Vec::new(),
+            header: text("header").map(|name| name.to_ascii_lowercase()),
+            issuer: text("issuer"),
+            audience: text("audience"),
+        };
+        if let Some(node) = fields.get("algorithms") {
+            for node in self.some(node) {
+                jwt.algorithms
+                    .extend(self.word(node, "algorithm", fields::JWT_ALGORITHMS).map(str::to_owned));
+            }
+        }
+        if jwt.key_file.is_some() && jwt.algorithms.is_empty() {
+            self.error_with(node.place, "which algorithm is the key for?", "add `algorithms: [RS256]`");
+        }
+        if jwt.algorithms.iter().any(|name| name.starts_with("HS")) && jwt.secret_env.is_none() {
+            self.error(node.place, "HS256 and its like need a shared secret: `secret_env`");
+        }
+        if !used {
+            self.warn(node.place, "no claim of a token is asked for", "add `jwt: sub` to `caller`");
+        }
+        Some(jwt)
+    }
+}
+
+/// Classes of those who do not name their own: nothing is critical until somebody says so.
+fn usual_classes() -> Vec<ReadClass> {
+    let of_methods = |methods: &[&str]| Condition {
+        methods: methods.iter().map(|method| (*method).to_owned()).collect(),
+        ..Condition::default()
+    };
+    let of_header = |name: &str, glob: &str| Condition {
+        headers: vec![(name.to_owned(), Glob::new(glob))],
+        ..Condition::default()
+    };
+    let test = vec![of_header("x-api-key", "sk_test_*"), of_header("authorization", "Bearer sk_test_*")];
+    let post = vec![of_methods(&["POST", "PUT", "PATCH", "DELETE"])];
+    let usual =
+        [("critical", Vec::new()), ("test", test), ("post", post), ("get", vec![Condition::default()])];
+    let class =
+        |(name, conditions)| ReadClass { class: Class { name: Arc::from(name), conditions }, place: None };
+    usual.into_iter().map(class).collect()
+}

@@ -1,0 +1,86 @@
+//! The schema of policy files, for editors that complete and check as one types.
+
+use serde_json::{Map, Value, json};
+
+use super::fields::{CONDITION, Field, POLICY, Shape};
+
+/// The JSON Schema of a policy file.
+///
+/// ```
+/// let schema = tollgate_core::policy::schema();
+/// assert!(schema["properties"]["limiters"].is_object());
+/// ```
+pub fn schema() -> Value {
+    let mut condition = map(CONDITION);
+    // `header x-api-key: sk_test_*` in one line.
+    condition.insert(
+        "patternProperties".to_owned(),
+        json!({ "^header [^ ]+$": shape(Shape::Some(&Shape::Text)) }),
+    );
+    let mut schema = map(POLICY);
+    schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
+    schema.insert("title".to_owned(), json!("Tollgate policy"));
+    schema.insert("$defs".to_owned(), json!({ "condition": condition }));
+    Value::Object(schema)
+}
+
+fn map(fields: &[Field]) -> Map<String, Value> {
+    let properties: Map<String, Value> =
+        fields.iter().map(|field| (field.name.to_owned(), property(field))).collect();
+    let entries = [
+        ("type", json!("object")),
+        ("properties", properties.into()),
+        ("additionalProperties", json!(false)),
+    ];
+    entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn property(field: &Field) -> Value {
+    match shape(field.shape) {
+        Value::Object(mut property) => {
+            property.insert("description".to_owned(), json!(field.about));
+            property.into()
+        }
+        other => other,
+    }
+}
+
+fn shape(of: Shape) -> Value {
+    let text =
+        |pattern: &str, example: &str| json!({ "type": "string", "pattern": pattern, "examples": [example] });
+    match of {
+        // YAML makes numbers and truth values of some words; names may look like that.
+        Shape::Text => json!({ "type": ["string", "number", "boolean"] }),
+        Shape::Words(words) => {
+            // `off` is a truth value to older editors.
+            let mut words: Vec<Value> = words.iter().map(|word| json!(word)).collect();
+            if words.contains(&json!("off")) {
+                words.push(json!(false));
+            }
+            json!({ "enum": words })
+        }
+        Shape::Whole => {
+            json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text("^[0-9][0-9_]*$", "1_000")] })
+        }
+        Shape::Rate => text(
+            "^ *[0-9][0-9_]* */ *([0-9][0-9_]*)? *(ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?) *$",
+            "50/s",
+        ),
+        Shape::Time => text("^ *[0-9][0-9_]* *(ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?) *$", "28s"),
+        Shape::Share => text("^ *[0-9]+(\\.[0-9]{1,4})? *% *$", "20%"),
+        Shape::Size => {
+            json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text("^[0-9][0-9_]* *([KMG]i?B?|B|k)?$", "512MB")] })
+        }
+        Shape::Network => text("^[0-9a-fA-F:.]+(/[0-9]{1,3})?$", "10.0.0.0/8"),
+        Shape::Route => text("^([A-Za-z]+ +)?[/*]", "POST /v1/charges"),
+        Shape::Some(one) => {
+            let one = shape(*one);
+            json!({ "anyOf": [one.clone(), { "type": "array", "items": one }] })
+        }
+        Shape::List(one) => json!({ "type": "array", "items": shape(*one) }),
+        Shape::Named(one) => json!({ "type": "object", "additionalProperties": shape(*one) }),
+        Shape::Map(fields) => map(fields).into(),
+        Shape::Either(shapes) => json!({ "anyOf": shapes.iter().map(|one| shape(*one)).collect::<Vec<_>>() }),
+        Shape::Condition => json!({ "$ref": "#/$defs/condition" }),
+    }
+}

@@ -1,0 +1,330 @@
+//! The whole path of a request, on one screen.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tollgate_core::concurrency::LeaseId;
+use tollgate_core::decision::{Reason, Refused};
+use tollgate_core::policy::{Charged, Facts, Listed, Mode};
+use tollgate_core::store::{Charge, OnFailure, Store};
+use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
+
+use super::leases::Lease;
+use super::permit::{Dark, Held, Permit, Taken, charge, standing};
+use super::refusal::Refusal;
+use super::running::{Ruled, Running, RunningLimiter};
+use super::{Limiter, Shared};
+
+impl<S: Store + 'static> Limiter<S> {
+    /// Whether a request may pass. It passes with a [`Permit`], which must be kept for as long as the request is in progress;
+    /// or it does not, and the [`Refusal`] says why and when to come back.
+    ///
+    /// Nothing that goes wrong in here is the caller's fault, so nothing of it is: when the store has an error that no limit
+    /// has an answer for, and also when limiter code panics, the request passes and is counted.
+    pub async fn admit(&self, facts: &Facts<'_>) -> Result<Permit<S>, Refusal> {
+        self.shared.counts.asked.add();
+        let mut decided = pin!(self.shared.decide(facts));
+        let caught =
+            poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| decided.as_mut().poll(context))) {
+                Ok(poll) => poll.map(Ok),
+                Err(panic) => std::task::Poll::Ready(Err(panic)),
+            });
+        match caught.await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(refusal)) => {
+                self.shared.counts.refused.add();
+                Err(refusal)
+            }
+            Err(_) => {
+                self.shared.counts.panics.add();
+                Ok(Permit::free(&self.shared))
+            }
+        }
+    }
+}
+
+impl<S: Store + 'static> Shared<S> {
+    async fn decide(self: &Arc<Self>, facts: &Facts<'_>) -> Result<Permit<S>, Refusal> {
+        // One policy for the whole decision, whatever is loaded meanwhile.
+        let running = self.running.load_full();
+        let now = self.clock.now();
+        let planned = running.policy.plan(facts, &***self.tokens.load(), now);
+        match planned.listed {
+            Listed::Allowed => {
+                self.counts.allowed_by_list.add();
+                return Ok(Permit::free(self));
+            }
+            Listed::Blocked => {
+                self.counts.blocked_by_list.add();
+                return Err(Refusal::new(blocked(), running, now, self.draw()));
+            }
+            Listed::No => {}
+        }
+        // A box in trouble spends nothing more on a request that it will drop.
+        if let Some(retry_after) = self.sheds(&running, planned.class) {
+            let refused = Refused { retry_after: Some(retry_after), ..shed(&running) };
+            return Err(Refusal::new(refused, running, now, self.draw()));
+        }
+        let mut held = Box::new(Held {
+            class: planned.class,
+            plan: planned.plan,
+            lease: self.next_lease(),
+            taken_at: now,
+            at: self.at(now),
+            charged: planned.charged,
+            taken: SmallVec::new(),
+            degraded: false,
+            delay: Nanos::ZERO,
+            renewed: None,
+            dark: None,
+            running,
+        });
+        // Rates, requests in progress and places of the fleet in one call, all or nothing.
+        if let Err(refused) = self.charge(&mut held).await {
+            return Err(Refusal::new(refused, Arc::clone(&held.running), now, self.draw()));
+        }
+        let permit = |held| Permit::new(self, Some(held));
+        self.keep_leases(&mut held);
+        // What is only watched comes last, and changes nothing.
+        match self.watched(&mut held) {
+            watched if watched.is_empty() => Ok(permit(held)),
+            watched => {
+                let shared = Arc::clone(self);
+                let watching = Watching {
+                    running: Arc::clone(&held.running),
+                    lease: held.lease,
+                    taken_at: held.taken_at,
+                    at: held.at,
+                    dark: held.dark.clone(),
+                };
+                let permit = permit(held);
+                self.aside(async move { shared.watch(watching, watched).await });
+                Ok(permit)
+            }
+        }
+    }
+
+    /// How long to stay away, if this worker sheds the request.
+    fn sheds(&self, running: &Running, class: usize) -> Option<Nanos> {
+        let worker = running.worker.as_ref()?;
+        let limiter = running.limiters.get(worker.index)?;
+        let mode = running.mode(limiter);
+        if mode == Mode::Off {
+            return None;
+        }
+        limiter.counts.asked.add();
+        if worker.shedder.admit(worker.class(class)).is_ok() {
+            return None;
+        }
+        match mode {
+            Mode::Enforce => {
+                limiter.counts.refused.add();
+                Some(worker.policy.every)
+            }
+            _ => {
+                limiter.counts.would_refuse.add();
+                None
+            }
+        }
+    }
+
+    /// Charges everything that is enforced, or nothing.
+    async fn charge(&self, held: &mut Held) -> Result<(), Refused> {
+        let mut charges: SmallVec<[Charge<'_>; 8]> = SmallVec::new();
+        let mut taken: SmallVec<[Taken; 8]> = SmallVec::new();
+        for (index, charged) in held.charged.iter().enumerate() {
+            let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
+            if effective(&held.running, limiter, charged) != Mode::Enforce {
+                continue;
+            }
+            limiter.counts.asked.add();
+            for (rate, ruled) in limiter.rules.get(charged.choice).into_iter().flatten().enumerate() {
+                charges.push(charge(ruled.rule, &charged.key, charged, held.lease));
+                taken.push(Taken {
+                    charged: index,
+                    rate,
+                    rule: ruled.rule,
+                    is_held: ruled.held.is_some(),
+                    is_shown: limiter.reason != Reason::Fleet,
+                    outcome: Outcome::allow(0, 0),
+                });
+            }
+        }
+        if charges.is_empty() {
+            return Ok(());
+        }
+        let verdict = match self.store.charge(&charges, held.at).await {
+            Ok(verdict) => verdict,
+            Err(_) => {
+                self.counts.store_errors.add();
+                return Ok(());
+            }
+        };
+        drop(charges);
+        for (taken, outcome) in taken.iter_mut().zip(&verdict.outcomes) {
+            taken.outcome = *outcome;
+        }
+        held.degraded = !verdict.degraded.is_empty();
+        for degraded in &verdict.degraded {
+            let limiter = taken.get(degraded.index).and_then(|taken| held.charged.get(taken.charged));
+            if let Some(limiter) = limiter.and_then(|charged| held.running.limiters.get(charged.limiter)) {
+                limiter.counts.degraded.add();
+            }
+        }
+        held.delay = verdict.outcomes.iter().map(|outcome| outcome.delay).max().unwrap_or_default();
+        held.taken = taken;
+        if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict)) }
+    }
+
+    /// Has leases renewed for as long as the request lasts.
+    fn keep_leases(&self, held: &mut Held) {
+        if !self.store.is_shared() {
+            return;
+        }
+        let held_ones = held.taken.iter().filter(|taken| taken.is_held);
+        let leases = held_ones.filter_map(|taken| {
+            lease(held.ruled(taken)?, held.charged.get(taken.charged)?, held.lease, held.taken_at)
+        });
+        held.renewed = self.leases.keep(leases.collect());
+    }
+
+    /// What is decided and counted, and refuses nobody: limiters that are dark, and candidates.
+    fn watched(&self, held: &mut Held) -> SmallVec<[Watched; 2]> {
+        let mut watched = SmallVec::new();
+        for charged in &held.charged {
+            let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
+            let mode = effective(&held.running, limiter, charged);
+            if mode == Mode::Dark {
+                watched.push(Watched { charged: charged.clone(), is_candidate: false });
+            }
+            if mode != Mode::Off && !limiter.candidate.is_empty() {
+                watched.push(Watched { charged: charged.clone(), is_candidate: true });
+            }
+        }
+        let holds = watched.iter().any(|watched: &Watched| {
+            watched.rules(&held.running).is_some_and(|rules| rules.iter().any(|ruled| ruled.held.is_some()))
+        });
+        if holds {
+            held.dark = Some(Arc::default());
+        }
+        watched
+    }
+
+    async fn watch(&self, of: Watching, watched: SmallVec<[Watched; 2]>) {
+        for watched in &watched {
+            let charged = &watched.charged;
+            let (Some(limiter), Some(rules)) =
+                (of.running.limiters.get(charged.limiter), watched.rules(&of.running))
+            else {
+                continue;
+            };
+            let charges: SmallVec<[Charge<'_>; 2]> =
+                rules.iter().map(|ruled| charge(ruled.rule, &charged.key, charged, of.lease)).collect();
+            if !watched.is_candidate {
+                limiter.counts.asked.add();
+            }
+            let Ok(verdict) = self.store.charge(&charges, of.at).await else { continue };
+            match (verdict.allowed, watched.is_candidate) {
+                (true, _) => {
+                    if let Some(dark) = &of.dark {
+                        let held = rules.iter().filter(|ruled| ruled.held.is_some());
+                        let leases =
+                            held.clone().filter_map(|ruled| lease(ruled, charged, of.lease, of.taken_at));
+                        let renewed =
+                            if self.store.is_shared() { self.leases.keep(leases.collect()) } else { None };
+                        let held = held.map(|ruled| (charged.clone(), ruled.rule)).collect();
+                        dark.hold(held, renewed, self, of.lease);
+                    }
+                }
+                (false, true) => limiter.counts.candidate_refused.add(),
+                (false, false) => limiter.counts.would_refuse.add(),
+            }
+        }
+    }
+}
+
+/// What is needed to decide in the dark, after the request has gone on.
+struct Watching {
+    running: Arc<Running>,
+    lease: LeaseId,
+    taken_at: Timestamp,
+    at: Option<Timestamp>,
+    dark: Option<Arc<Dark>>,
+}
+
+/// What has to be renewed for as long as a request lasts.
+fn lease(ruled: &Ruled, charged: &Charged, lease: LeaseId, taken_at: Timestamp) -> Option<Lease> {
+    let every = ruled.held.flatten()?;
+    Some(Lease { rule: ruled.rule, key: charged.key.clone(), lease, every, due: taken_at + every })
+}
+
+/// A limiter that is only watched, or its candidate.
+#[derive(Clone, Debug)]
+struct Watched {
+    charged: Charged,
+    is_candidate: bool,
+}
+
+impl Watched {
+    fn rules<'r>(&self, running: &'r Running) -> Option<&'r [Ruled]> {
+        let limiter = running.limiters.get(self.charged.limiter)?;
+        if self.is_candidate {
+            return Some(&limiter.candidate);
+        }
+        limiter.rules.get(self.charged.choice).map(|rules| rules.as_slice())
+    }
+}
+
+/// The mode of a limiter for one request.
+fn effective(running: &Running, limiter: &RunningLimiter, charged: &Charged) -> Mode {
+    let mode = running.mode(limiter);
+    if charged.only_watched { mode.min(Mode::Dark) } else { mode }
+}
+
+/// Who has refused, and for how long: a limit of the caller's own before one of the fleet, and of those the one that takes
+/// longest.
+fn refused(held: &Held, verdict: &Verdict) -> Refused {
+    /// Places come free at any moment; whoever waits for one should not wait long, nor ask at once.
+    const SOON: Nanos = Nanos::from_secs(1);
+    let closed = |index: usize| {
+        verdict.degraded.iter().any(|degraded| degraded.index == index && degraded.by == OnFailure::Closed)
+    };
+    let mut exceeded = Vec::new();
+    for (index, taken) in held.taken.iter().enumerate().filter(|(_, taken)| !taken.outcome.allowed) {
+        let Some(charged) = held.charged.get(taken.charged) else { continue };
+        let (Some(limiter), Some(ruled)) = (held.running.limiters.get(charged.limiter), held.ruled(taken))
+        else {
+            continue;
+        };
+        limiter.counts.refused.add();
+        let reason = if closed(index) { Reason::StoreAway } else { limiter.reason };
+        let mut standing = standing(ruled, &taken.outcome);
+        if ruled.held.is_some() {
+            standing.retry_after = standing.retry_after.map(|_| SOON);
+        }
+        exceeded.push((reason, &limiter.name, standing));
+    }
+    let rank = |reason: Reason| match reason {
+        Reason::Rate | Reason::Concurrency => 0,
+        _ => 1,
+    };
+    let away = |wait: Option<Nanos>| std::cmp::Reverse(wait.map_or(u64::MAX, Nanos::as_u64));
+    exceeded.sort_by_key(|(reason, _, standing)| (rank(*reason), away(standing.retry_after)));
+    let Some((reason, limiter, first)) = exceeded.first() else { return blocked() };
+    let (reason, limiter, retry_after) = (*reason, Arc::clone(limiter), first.retry_after);
+    let own = exceeded.into_iter().filter(|(reason, ..)| rank(*reason) == 0);
+    Refused { reason, limiter, retry_after, exceeded: own.map(|(_, _, standing)| standing).collect() }
+}
+
+fn blocked() -> Refused {
+    Refused { reason: Reason::Blocked, limiter: Arc::from("block"), retry_after: None, exceeded: Vec::new() }
+}
+
+fn shed(running: &Running) -> Refused {
+    let worker = running.worker.as_ref().and_then(|worker| running.limiters.get(worker.index));
+    let limiter = worker.map_or_else(|| Arc::from("workers"), |limiter| Arc::clone(&limiter.name));
+    Refused { reason: Reason::Worker, limiter, retry_after: None, exceeded: Vec::new() }
+}

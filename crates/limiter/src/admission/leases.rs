@@ -1,0 +1,103 @@
+//! Leases of requests that are in progress, and when each must be renewed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tollgate_core::concurrency::LeaseId;
+use tollgate_core::key::{KeyRef, Kind};
+use tollgate_core::limit::{Ask, Op};
+use tollgate_core::policy::KeyBytes;
+use tollgate_core::store::{Charge, Rule, Store};
+use tollgate_core::{Nanos, Timestamp};
+
+use super::Shared;
+
+/// Leases that this process holds in a shared store.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    next: AtomicU64,
+    live: Mutex<HashMap<u64, Vec<Lease>>>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) rule: Rule,
+    pub(super) key: KeyBytes,
+    pub(super) lease: LeaseId,
+    pub(super) every: Nanos,
+    pub(super) due: Timestamp,
+}
+
+impl Leases {
+    /// Has leases renewed until they are forgotten.
+    pub(super) fn keep(&self, leases: Vec<Lease>) -> Option<u64> {
+        if leases.is_empty() {
+            return None;
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.live.lock().insert(number, leases);
+        Some(number)
+    }
+
+    pub(super) fn forget(&self, number: u64) {
+        self.live.lock().remove(&number);
+    }
+
+    /// Those that must be renewed now, and from now on again after their time.
+    fn due(&self, now: Timestamp) -> Vec<Lease> {
+        let mut live = self.live.lock();
+        let mut due = Vec::new();
+        for lease in live.values_mut().flatten().filter(|lease| lease.due <= now) {
+            lease.due = now + lease.every;
+            due.push(lease.clone());
+        }
+        due
+    }
+}
+
+impl<S: Store + 'static> Shared<S> {
+    /// Renews what must be.
+    pub(super) async fn renew_due(&self) {
+        let now = self.clock.now();
+        for lease in self.leases.due(now) {
+            let ask = Ask { lease: lease.lease, ..Ask::from(1) };
+            let charge =
+                Charge { rule: lease.rule, key: KeyRef { kind: Kind::Bytes, bytes: &lease.key }, ask };
+            let renewed = self.store.apply(Op::Renew, charge, self.at(now)).await;
+            if renewed.is_ok_and(|outcome| !outcome.allowed) {
+                self.counts.leases_lost.add();
+            }
+        }
+    }
+}
+
+/// Renews leases for as long as anybody can take one.
+pub(super) async fn renew<S: Store + 'static>(shared: Weak<Shared<S>>) {
+    /// Leases last a second at least, and are renewed after a third of their time.
+    const TICK: Duration = Duration::from_millis(250);
+    loop {
+        tokio::time::sleep(TICK).await;
+        let Some(shared) = shared.upgrade() else { return };
+        shared.renew_due().await;
+    }
+}
+
+/// Takes samples of utilization for as long as anybody can ask.
+pub(super) async fn sample<S: Store + 'static>(shared: Weak<Shared<S>>) {
+    loop {
+        let every = match shared.upgrade() {
+            Some(shared) => {
+                let worker = shared.running.load().worker.as_ref().map(Arc::clone);
+                worker.map_or(Duration::from_secs(1), |worker| worker.policy.every.into())
+            }
+            None => return,
+        };
+        tokio::time::sleep(every).await;
+        let Some(shared) = shared.upgrade() else { return };
+        shared.sample();
+    }
+}

@@ -1,0 +1,319 @@
+//! Four limiters in concert: one policy, one question, one answer.
+
+mod admit;
+mod counts;
+mod leases;
+mod permit;
+mod refusal;
+mod running;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use arc_swap::ArcSwap;
+use foldhash::quality::RandomState;
+use std::hash::BuildHasher;
+use tollgate_core::Timestamp;
+use tollgate_core::concurrency::LeaseId;
+use tollgate_core::policy::{Facts, Mistakes, Mode, NoTokens, Policy, Tokens};
+use tollgate_core::store::Store;
+
+use self::counts::TotalCounts;
+use self::leases::Leases;
+use self::running::{Lasting, Running};
+use crate::clock::{AnyClock, Clock};
+use crate::memory::MemoryStore;
+
+pub use counts::{LimiterReport, LimiterStats, Totals};
+pub use permit::{Decision, Permit};
+pub use refusal::Refusal;
+pub use running::PolicyError;
+
+/// Decides by a policy whether requests may pass. Clones share everything.
+///
+/// ```
+/// use tollgate::{Facts, Limiter};
+///
+/// let limiter = Limiter::from_policy(
+///     "
+/// identify: { caller: [header: x-api-key, ip] }
+/// trusted_proxies: []
+/// limiters:
+///   request-rate:        { rate: 50/s, burst: 100 }
+///   concurrent-requests: { concurrency: 20 }
+/// ",
+/// )?;
+/// let headers = [("x-api-key", "sk_1")];
+/// let facts = Facts { method: "GET", path: "/v1/users", headers: &headers, ..Facts::default() };
+/// match limiter.admit_now(&facts) {
+///     Ok(permit) => println!("go ahead: {:?}", permit.decision().standings),
+///     Err(refusal) => println!("{}: {refusal}", refusal.status()),
+/// }
+/// # Ok::<_, tollgate::PolicyError>(())
+/// ```
+pub struct Limiter<S: Store + 'static = MemoryStore> {
+    shared: Arc<Shared<S>>,
+}
+
+struct Shared<S> {
+    store: S,
+    running: ArcSwap<Running>,
+    tokens: ArcSwap<Box<dyn Tokens>>,
+    lasting: Lasting,
+    clock: AnyClock,
+    counts: TotalCounts,
+    in_flight: AtomicU64,
+    leases: Leases,
+    /// For ids of leases and for draws.
+    random: RandomState,
+    process: u64,
+    next: AtomicU64,
+}
+
+impl<S: Store> Shared<S> {
+    /// The time for the store: its own, unless the limiter was given a clock.
+    fn at(&self, now: Timestamp) -> Option<Timestamp> {
+        (!self.clock.is_trusted()).then_some(now)
+    }
+
+    /// An id that no other process has, nor had this one.
+    fn next_lease(&self) -> LeaseId {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        LeaseId(u128::from(self.process) << 64 | u128::from(number))
+    }
+
+    fn draw(&self) -> u32 {
+        (self.random.hash_one(self.next.fetch_add(1, Ordering::Relaxed)) >> 32) as u32
+    }
+
+    /// Takes a sample of utilization.
+    fn sample(&self) {
+        let running = self.running.load();
+        let Some(worker) = &running.worker else { return };
+        let now = self.clock.now();
+        if let Some(ppm) = worker.gauge.sample(self.in_flight.load(Ordering::Acquire), now) {
+            worker.shedder.record_ppm(ppm, Some(now));
+        }
+    }
+}
+
+impl<S: Store + 'static> Shared<S> {
+    /// Does something that the request does not wait for. Where the store answers at once, it is done at once.
+    fn aside(&self, work: impl Future<Output = ()> + Send + 'static) {
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if self.store.is_shared() => drop(runtime.spawn(work)),
+            _ => {
+                let _ = pin!(work).poll(&mut Context::from_waker(Waker::noop()));
+            }
+        }
+    }
+}
+
+/// Builds a [`Limiter`].
+///
+/// ```
+/// use tollgate::{Limiter, MemoryStore};
+///
+/// let limiter = Limiter::builder()
+///     .store(MemoryStore::builder().max_bytes(64 << 20).build())
+///     .policy("limiters: { all: { rate: 1000/s, per: global } }")
+///     .build()?;
+/// # Ok::<_, tollgate::PolicyError>(())
+/// ```
+#[must_use = "a builder does nothing until `build`"]
+pub struct LimiterBuilder<S: Store + 'static = MemoryStore> {
+    store: S,
+    policy: Option<Result<Policy, Mistakes>>,
+    tokens: Box<dyn Tokens>,
+    clock: AnyClock,
+}
+
+impl Limiter {
+    /// A limiter that keeps its states in the memory of this process.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder {
+            store: MemoryStore::new(),
+            policy: None,
+            tokens: Box::new(NoTokens),
+            clock: AnyClock::default(),
+        }
+    }
+
+    /// A limiter in memory, by the text of a policy.
+    pub fn from_policy(text: &str) -> Result<Self, PolicyError> {
+        Self::builder().policy(text).build()
+    }
+
+    /// As [`admit`](Self::admit), for those who cannot wait: memory answers at once.
+    pub fn admit_now(&self, facts: &Facts<'_>) -> Result<Permit, Refusal> {
+        match pin!(self.admit(facts)).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => answer,
+            // The memory store never waits. If it did, nobody should be refused for it.
+            Poll::Pending => Ok(Permit::free(&self.shared)),
+        }
+    }
+}
+
+impl<S: Store + 'static> LimiterBuilder<S> {
+    /// Where states are kept: in memory unless said otherwise. A store that others share belongs into a
+    /// [`Failsafe`](crate::Failsafe).
+    pub fn store<T: Store + 'static>(self, store: T) -> LimiterBuilder<T> {
+        LimiterBuilder { store, policy: self.policy, tokens: self.tokens, clock: self.clock }
+    }
+
+    /// The policy, as text.
+    pub fn policy(mut self, text: &str) -> Self {
+        self.policy = Some(Policy::read(text).map(|(policy, _)| policy));
+        self
+    }
+
+    /// The policy, as it was read before.
+    pub fn read_policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(Ok(policy));
+        self
+    }
+
+    /// Who vouches for tokens that callers bring.
+    pub fn tokens(mut self, tokens: impl Tokens + 'static) -> Self {
+        self.tokens = Box::new(tokens);
+        self
+    }
+
+    /// The clock: that of the system unless said otherwise. The store is told this time, too.
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = AnyClock::Other(Arc::new(clock));
+        self
+    }
+
+    /// The limiter. Within a tokio runtime it samples utilization and renews leases there; outside of one,
+    /// [`Limiter::tend`] does.
+    pub fn build(self) -> Result<Limiter<S>, PolicyError> {
+        let policy = match self.policy {
+            Some(policy) => policy?,
+            None => Policy::read("limiters: {}")?.0,
+        };
+        let lasting = Lasting::default();
+        let running = Running::start(policy, &self.store, &lasting, None, &self.clock)?;
+        let random = RandomState::default();
+        let shared = Arc::new(Shared {
+            store: self.store,
+            running: ArcSwap::from_pointee(running),
+            tokens: ArcSwap::from_pointee(self.tokens),
+            lasting,
+            clock: self.clock,
+            counts: TotalCounts::default(),
+            in_flight: AtomicU64::new(0),
+            leases: Leases::default(),
+            process: random.hash_one(std::process::id()),
+            random,
+            next: AtomicU64::new(0),
+        });
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(leases::sample(Arc::downgrade(&shared)));
+            if shared.store.is_shared() {
+                runtime.spawn(leases::renew(Arc::downgrade(&shared)));
+            }
+        }
+        Ok(Limiter { shared })
+    }
+}
+
+impl<S: Store + 'static> Limiter<S> {
+    /// Puts another policy to work, for all decisions that begin from now on. Limits that did not change keep what was used of
+    /// them; where there is an error, everything stays as it is.
+    pub fn reload(&self, policy: Policy) -> Result<(), PolicyError> {
+        let before = self.shared.running.load_full();
+        let Shared { store, lasting, clock, .. } = &*self.shared;
+        let running = Running::start(policy, store, lasting, Some(&before), clock)?;
+        self.shared.running.store(Arc::new(running));
+        Ok(())
+    }
+
+    /// As [`reload`](Self::reload), with the text of a policy. What is unwise about it comes back.
+    pub fn reload_text(&self, text: &str) -> Result<Mistakes, PolicyError> {
+        let (policy, warnings) = Policy::read(text)?;
+        self.reload(policy)?;
+        Ok(warnings)
+    }
+
+    /// Has somebody else vouch for tokens.
+    pub fn set_tokens(&self, tokens: impl Tokens + 'static) {
+        self.shared.tokens.store(Arc::new(Box::new(tokens)));
+    }
+
+    /// Sets the mode of a limiter by hand, from the next decision on, over what the policy says and over all reloads of it.
+    /// `None`: as the policy says. False if the policy has no such limiter.
+    pub fn switch(&self, limiter: &str, mode: Option<Mode>) -> bool {
+        let known = self.shared.running.load().limiters.iter().any(|known| *known.name == *limiter);
+        if known {
+            self.shared.lasting.switch(limiter).set(mode);
+        }
+        known
+    }
+
+    /// Sets the mode of everything by hand: no limiter is stricter.
+    pub fn switch_all(&self, mode: Option<Mode>) {
+        self.shared.lasting.all.set(mode);
+    }
+
+    /// Modes as they are at this moment.
+    pub fn modes(&self) -> Vec<(Arc<str>, Mode)> {
+        let running = self.shared.running.load();
+        running.limiters.iter().map(|limiter| (Arc::clone(&limiter.name), running.mode(limiter))).collect()
+    }
+
+    /// What the protected service says of its utilization, in millionths: 1,000,000 is fully busy.
+    pub fn report_utilization(&self, ppm: u64) {
+        if let Some(worker) = &self.shared.running.load().worker {
+            worker.gauge.report_ppm(ppm, self.shared.clock.now());
+        }
+    }
+
+    /// Does at once what a runtime does from time to time: takes a sample of utilization and renews leases. For tests that
+    /// move a clock, and for those who have no runtime.
+    pub async fn tend(&self) {
+        self.shared.sample();
+        self.shared.renew_due().await;
+    }
+
+    /// What was counted.
+    pub fn report(&self) -> LimiterReport {
+        let running = self.shared.running.load();
+        LimiterReport {
+            totals: self.shared.counts.read(),
+            in_flight: self.shared.in_flight.load(Ordering::Acquire),
+            limiters: running
+                .limiters
+                .iter()
+                .map(|limiter| (Arc::clone(&limiter.name), limiter.counts.read()))
+                .collect(),
+        }
+    }
+
+    /// Where states are kept.
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// The policy at work.
+    pub fn policy(&self) -> Policy {
+        self.shared.running.load().policy.clone()
+    }
+}
+
+impl<S: Store> Clone for Limiter<S> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: Store> fmt::Debug for Limiter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<Arc<str>> = self.modes().into_iter().map(|(name, _)| name).collect();
+        f.debug_struct("Limiter").field("limiters", &names).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,307 @@
+//! The right to go on, for as long as a request lasts.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tollgate_core::concurrency::LeaseId;
+use tollgate_core::decision::Standing;
+use tollgate_core::key::{KeyRef, Kind};
+use tollgate_core::limit::{Ask, Op};
+use tollgate_core::policy::{Charged, Cost, KeyBytes};
+use tollgate_core::store::{Charge, Rule, Store};
+use tollgate_core::{Nanos, Outcome, Timestamp};
+
+use super::Shared;
+use super::running::{Ruled, Running};
+use crate::memory::MemoryStore;
+
+/// A request that may pass. While it lasts the request counts as in progress; when it is dropped, everything that was held
+/// for it is given back: exactly once, on success, error, panic, or when the client goes away.
+///
+/// ```
+/// use tollgate::{Facts, Limiter};
+///
+/// let limiter = Limiter::from_policy("limiters: { concurrent: { concurrency: 1, per: global } }")?;
+/// let permit = limiter.admit_now(&Facts::default()).unwrap();
+/// assert!(limiter.admit_now(&Facts::default()).is_err());
+/// drop(permit);
+/// assert!(limiter.admit_now(&Facts::default()).is_ok());
+/// # Ok::<_, tollgate::PolicyError>(())
+/// ```
+#[must_use = "a permit that is dropped at once limits nothing"]
+pub struct Permit<S: Store + 'static = MemoryStore> {
+    shared: Arc<Shared<S>>,
+    /// Nothing, if nobody was asked.
+    held: Option<Box<Held>>,
+}
+
+/// What is known of a request that passed.
+pub(super) struct Held {
+    pub(super) running: Arc<Running>,
+    pub(super) class: usize,
+    pub(super) plan: Option<usize>,
+    pub(super) lease: LeaseId,
+    pub(super) taken_at: Timestamp,
+    /// The time that the store was given, where it was not its own.
+    pub(super) at: Option<Timestamp>,
+    pub(super) charged: SmallVec<[Charged; 6]>,
+    /// What was charged, in the order in which it was.
+    pub(super) taken: SmallVec<[Taken; 8]>,
+    pub(super) degraded: bool,
+    pub(super) delay: Nanos,
+    pub(super) renewed: Option<u64>,
+    /// What is held for it by limiters that are only watched.
+    pub(super) dark: Option<Arc<Dark>>,
+}
+
+/// What limiters that are only watched hold for a request. They may still be deciding when it has ended.
+#[derive(Debug, Default)]
+pub(super) struct Dark(Mutex<DarkState>);
+
+#[derive(Debug, Default)]
+struct DarkState {
+    has_ended: bool,
+    held: Vec<(Charged, Rule)>,
+    renewed: Vec<u64>,
+}
+
+impl Dark {
+    pub(super) fn hold<S: Store + 'static>(
+        &self,
+        held: Vec<(Charged, Rule)>,
+        renewed: Option<u64>,
+        shared: &Shared<S>,
+        lease: LeaseId,
+    ) {
+        let mut state = self.0.lock();
+        state.held.extend(held);
+        state.renewed.extend(renewed);
+        if state.has_ended {
+            state.give_back(shared, lease);
+        }
+    }
+
+    fn end<S: Store + 'static>(&self, shared: &Shared<S>, lease: LeaseId) {
+        let mut state = self.0.lock();
+        state.has_ended = true;
+        state.give_back(shared, lease);
+    }
+}
+
+impl DarkState {
+    fn give_back<S: Store + 'static>(&mut self, shared: &Shared<S>, lease: LeaseId) {
+        self.renewed.drain(..).for_each(|renewed| shared.leases.forget(renewed));
+        for (charged, rule) in self.held.drain(..) {
+            shared.store.give_back(charge(rule, &charged.key, &charged, lease));
+        }
+    }
+}
+
+/// One limit that was charged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    /// Which of [`Held::charged`].
+    pub(super) charged: usize,
+    /// Which of the limiter's rates.
+    pub(super) rate: usize,
+    pub(super) rule: Rule,
+    pub(super) is_held: bool,
+    /// Whether it is a limit that callers are told of.
+    pub(super) is_shown: bool,
+    pub(super) outcome: Outcome,
+}
+
+/// What became of a request that passed, for whoever handles it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Decision {
+    /// The class of the request.
+    pub class: Arc<str>,
+    /// The caller's plan.
+    pub plan: Option<Arc<str>>,
+    /// How the caller's limits stand, the one closest to exhaustion first.
+    pub standings: Vec<Standing>,
+    /// Whether something was decided without the store.
+    pub degraded: bool,
+}
+
+impl Held {
+    pub(super) fn ruled(&self, taken: &Taken) -> Option<&Ruled> {
+        let charged = self.charged.get(taken.charged)?;
+        self.running.limiters.get(charged.limiter)?.rules.get(charged.choice)?.get(taken.rate)
+    }
+
+    fn charge<'c>(&'c self, taken: &Taken) -> Option<Charge<'c>> {
+        let charged = self.charged.get(taken.charged)?;
+        Some(charge(taken.rule, &charged.key, charged, self.lease))
+    }
+
+    /// How the caller stands with limits that are its own.
+    fn standings(&self) -> Vec<Standing> {
+        let shown = self.taken.iter().filter(|taken| taken.is_shown);
+        let mut standings: Vec<Standing> =
+            shown.filter_map(|taken| Some(standing(self.ruled(taken)?, &taken.outcome))).collect();
+        standings.sort_by(|a, b| {
+            let left =
+                |of: &Standing, other: &Standing| u128::from(of.remaining) * u128::from(other.quota.max(1));
+            left(a, b).cmp(&left(b, a))
+        });
+        standings
+    }
+}
+
+pub(super) fn standing(ruled: &Ruled, outcome: &Outcome) -> Standing {
+    Standing {
+        name: Arc::clone(&ruled.name),
+        quota: ruled.quota,
+        window: ruled.window,
+        unit: ruled.unit,
+        remaining: outcome.remaining,
+        retry_after: outcome.retry_after,
+        reset_after: outcome.reset_after,
+    }
+}
+
+pub(super) fn charge<'c>(rule: Rule, key: &'c KeyBytes, charged: &Charged, lease: LeaseId) -> Charge<'c> {
+    let ask = Ask { cost: charged.cost, lease, critical: charged.critical, taken: None };
+    Charge { rule, key: KeyRef { kind: Kind::Bytes, bytes: key }, ask }
+}
+
+impl<S: Store + 'static> Permit<S> {
+    /// For a request that nobody was asked about.
+    pub(super) fn free(shared: &Arc<Shared<S>>) -> Self {
+        Self::new(shared, None)
+    }
+
+    pub(super) fn new(shared: &Arc<Shared<S>>, held: Option<Box<Held>>) -> Self {
+        shared.in_flight.fetch_add(1, Ordering::AcqRel);
+        Self { shared: Arc::clone(shared), held }
+    }
+
+    /// What became of the request, for whoever handles it.
+    pub fn decision(&self) -> Decision {
+        let Some(held) = &self.held else {
+            return Decision {
+                class: Arc::from("other"),
+                plan: None,
+                standings: Vec::new(),
+                degraded: false,
+            };
+        };
+        let policy = &held.running.policy;
+        Decision {
+            class: Arc::from(policy.class_name(held.class)),
+            plan: held.plan.and_then(|plan| policy.plans().get(plan)).map(|plan| Arc::clone(&plan.name)),
+            standings: held.standings(),
+            degraded: held.degraded,
+        }
+    }
+
+    /// How long the request should wait before it goes on: not at all, unless a queue (`algorithm: leaky-queue`) says so.
+    pub fn delay(&self) -> std::time::Duration {
+        self.held.as_ref().map_or(std::time::Duration::ZERO, |held| held.delay.into())
+    }
+
+    /// The headers that tell an allowed caller how it stands.
+    pub fn headers(&self) -> tollgate_core::answer::HeaderList {
+        let Some(held) = &self.held else { return Default::default() };
+        let style = held.running.policy.answers().headers;
+        let seconds = self.shared.clock.now().as_nanos() / 1_000_000_000;
+        tollgate_core::answer::standing_headers(style, &held.standings(), seconds)
+    }
+
+    /// The answer has begun: what is told by its headers is taken note of. `header` finds one by its name.
+    pub fn answered<'h>(&self, header: impl Fn(&str) -> Option<&'h [u8]>) {
+        let Some(held) = &self.held else { return };
+        let now = self.shared.clock.now();
+        if let Some(worker) = &held.running.worker {
+            worker.gauge.record_latency(now.since(held.taken_at));
+            if let Some(value) = worker.reported_in().and_then(&header) {
+                worker.gauge.report_text(value, now);
+            }
+        }
+        for charged in &held.charged {
+            let limiter = held.running.policy.limiters().get(charged.limiter);
+            if let Some(Cost::Settled { header: name, .. }) = limiter.map(|limiter| &limiter.cost)
+                && let Some(cost) =
+                    header(name).and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok())
+            {
+                self.settle_limiter(held, charged.limiter, cost);
+            }
+        }
+    }
+
+    /// The request has turned out to cost this much, in all limits whose cost is only known afterwards
+    /// (`cost: { response_header: ... }`). What was charged too much goes back; what was too little is charged as far as it is
+    /// there.
+    pub fn settle(&self, cost: u64) {
+        let Some(held) = &self.held else { return };
+        for charged in &held.charged {
+            let limiter = held.running.policy.limiters().get(charged.limiter);
+            if limiter.is_some_and(|limiter| matches!(limiter.cost, Cost::Settled { .. })) {
+                self.settle_limiter(held, charged.limiter, cost);
+            }
+        }
+    }
+
+    fn settle_limiter(&self, held: &Held, limiter: usize, cost: u64) {
+        for taken in held.taken.iter().filter(|taken| !taken.is_held) {
+            let Some(charged) = held.charged.get(taken.charged).filter(|charged| charged.limiter == limiter)
+            else {
+                continue;
+            };
+            let key = charged.key.clone();
+            let (rule, estimate, taken_at) = (taken.rule, charged.cost, held.taken_at);
+            let (shared, at) = (Arc::clone(&self.shared), held.at);
+            let settle = async move {
+                let key = KeyRef { kind: Kind::Bytes, bytes: &key };
+                if cost <= estimate {
+                    let ask = Ask { taken: Some(taken_at), ..Ask::from(estimate - cost) };
+                    let _ = shared.store.apply(Op::Refund, Charge { rule, key, ask }, at).await;
+                    return;
+                }
+                // Nobody can be refused any more: what is missing is taken as far as it is there.
+                let mut more = cost - estimate;
+                while more > 0 {
+                    let ask = Ask::from(more);
+                    match shared.store.apply(Op::Charge, Charge { rule, key, ask }, at).await {
+                        Ok(outcome)
+                            if !outcome.allowed && outcome.remaining > 0 && outcome.remaining < more =>
+                        {
+                            more = outcome.remaining;
+                        }
+                        _ => return,
+                    }
+                }
+            };
+            self.shared.aside(settle);
+        }
+    }
+}
+
+impl<S: Store + 'static> Drop for Permit<S> {
+    fn drop(&mut self) {
+        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        let Some(held) = self.held.take() else { return };
+        if let Some(dark) = &held.dark {
+            dark.end(&self.shared, held.lease);
+        }
+        if let Some(renewed) = held.renewed {
+            self.shared.leases.forget(renewed);
+        }
+        for taken in held.taken.iter().filter(|taken| taken.is_held) {
+            if let Some(charge) = held.charge(taken) {
+                self.shared.store.give_back(charge);
+            }
+        }
+    }
+}
+
+impl<S: Store> fmt::Debug for Permit<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").finish_non_exhaustive()
+    }
+}

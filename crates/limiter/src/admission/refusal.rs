@@ -1,0 +1,97 @@
+//! A request that may not pass, and what its caller is told.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_core::Timestamp;
+use tollgate_core::answer::{self, Answer};
+use tollgate_core::decision::{Reason, Refused, Standing};
+
+use super::running::Running;
+
+/// Why a request may not pass, and when to come back.
+///
+/// ```
+/// use tollgate::{Facts, Limiter, Reason};
+///
+/// let limiter = Limiter::from_policy("limiters: { all: { rate: 1/min, per: global } }")?;
+/// let _permit = limiter.admit_now(&Facts::default());
+/// let refusal = limiter.admit_now(&Facts::default()).unwrap_err();
+/// assert_eq!((refusal.reason(), refusal.limiter(), refusal.status()), (Reason::Rate, "all", 429));
+/// let answer = refusal.answer(None, "/v1/users");
+/// assert!(answer.headers.iter().any(|(name, value)| *name == "retry-after" && value == "60"));
+/// # Ok::<_, tollgate::PolicyError>(())
+/// ```
+#[derive(Clone)]
+pub struct Refusal(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    refused: Refused,
+    running: Arc<Running>,
+    now: Timestamp,
+    draw: u32,
+}
+
+impl Refusal {
+    pub(super) fn new(refused: Refused, running: Arc<Running>, now: Timestamp, draw: u32) -> Self {
+        Self(Box::new(Inner { refused, running, now, draw }))
+    }
+
+    /// What kind of limiter refused.
+    pub fn reason(&self) -> Reason {
+        self.0.refused.reason
+    }
+
+    /// The limiter that keeps the caller away the longest.
+    pub fn limiter(&self) -> &str {
+        &self.0.refused.limiter
+    }
+
+    /// How long to stay away. None: a request like this one will never pass.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.refused.retry_after.map(Duration::from)
+    }
+
+    /// The caller's own limits that were exceeded, the one that takes longest first.
+    pub fn exceeded(&self) -> &[Standing] {
+        &self.0.refused.exceeded
+    }
+
+    /// The status of an answer over HTTP: 429 if the caller has done too much, 503 if there is too much of everything.
+    pub fn status(&self) -> u16 {
+        self.reason().status()
+    }
+
+    /// The whole answer over HTTP, in a form that the caller accepts. `instance` is what was asked for.
+    pub fn answer(&self, accept: Option<&[u8]>, instance: &str) -> Answer {
+        let Inner { refused, running, now, draw } = &*self.0;
+        let seconds = now.as_nanos() / 1_000_000_000;
+        answer::refusal(refused, running.policy.answers(), accept, instance, seconds, *draw)
+    }
+
+    /// The code and the message of an answer over gRPC.
+    pub fn grpc(&self) -> (u32, String) {
+        answer::grpc(&self.0.refused)
+    }
+
+    /// Plain data, for doors of one's own.
+    pub fn refused(&self) -> &Refused {
+        &self.0.refused
+    }
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Refusal").field(&self.0.refused).finish()
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.grpc().1)
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,271 @@
+//! A policy at work: its limits are rules of a store, and its switches can be thrown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use thiserror::Error;
+use tollgate_core::decision::{Reason, Unit};
+use tollgate_core::policy::{self, Kind, Mistakes, Mode, Policy, UtilizationSource, WorkerPolicy};
+use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
+use tollgate_core::{Limit, LimitError, Nanos};
+
+use super::counts::LimiterCounts;
+use crate::clock::AnyClock;
+use crate::utilization::{Gauge, Source};
+use crate::worker::{Class, WorkerShedder};
+
+/// Why a policy cannot be put to work. The one before it, if there is one, goes on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The file is wrong.
+    #[error("{0}")]
+    Mistakes(#[from] Mistakes),
+    /// The file cannot be read.
+    #[error("{path} cannot be read: {error}")]
+    Unreadable {
+        /// Which file.
+        path: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The store cannot keep a limit.
+    #[error("the limiter {limiter:?} does not fit the store: {error}")]
+    Store {
+        /// Which limiter.
+        limiter: Arc<str>,
+        /// Why.
+        error: StoreError,
+    },
+    /// The keys for tokens are of no use.
+    #[error("tokens cannot be verified: {0}")]
+    Tokens(String),
+}
+
+/// One policy, and all that is needed to decide by it. Nothing in it changes but switches and counts.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) policy: Policy,
+    pub(super) limiters: Vec<RunningLimiter>,
+    pub(super) worker: Option<Arc<RunningWorker>>,
+    pub(super) all: Arc<Switch>,
+}
+
+#[derive(Debug)]
+pub(super) struct RunningLimiter {
+    pub(super) name: Arc<str>,
+    pub(super) reason: Reason,
+    pub(super) switch: Arc<Switch>,
+    pub(super) counts: Arc<LimiterCounts>,
+    /// Limits by choice. Several are charged together.
+    pub(super) rules: Vec<SmallVec<[Ruled; 1]>>,
+    pub(super) candidate: SmallVec<[Ruled; 1]>,
+    mode: Mode,
+}
+
+/// A limit as the store knows it, and as callers are told of it.
+#[derive(Clone, Debug)]
+pub(super) struct Ruled {
+    pub(super) rule: Rule,
+    pub(super) name: Arc<str>,
+    pub(super) quota: u64,
+    pub(super) window: Option<Nanos>,
+    pub(super) unit: Unit,
+    /// What must be given back when the request ends; how often it must be renewed until then, if it must.
+    pub(super) held: Option<Option<Nanos>>,
+}
+
+/// The shedder of this process.
+#[derive(Debug)]
+pub(super) struct RunningWorker {
+    pub(super) index: usize,
+    pub(super) shedder: WorkerShedder,
+    pub(super) gauge: Gauge,
+    pub(super) policy: WorkerPolicy,
+}
+
+impl RunningWorker {
+    /// The class as the shedder knows it.
+    pub(super) fn class(&self, class: usize) -> Class {
+        self.policy.ranks.get(class).copied().flatten().map_or(Class::CRITICAL, Class)
+    }
+
+    /// The header of answers that tells the utilization of whom is protected.
+    pub(super) fn reported_in(&self) -> Option<&str> {
+        match &self.policy.source {
+            UtilizationSource::Reported { header } => header.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// A mode that somebody has set by hand.
+#[derive(Debug, Default)]
+pub(super) struct Switch(AtomicU8);
+
+impl Switch {
+    pub(super) fn set(&self, mode: Option<Mode>) {
+        let code = match mode {
+            None => 0,
+            Some(Mode::Enforce) => 1,
+            Some(Mode::Dark) => 2,
+            Some(Mode::Off) => 3,
+        };
+        self.0.store(code, Ordering::Release);
+    }
+
+    pub(super) fn get(&self) -> Option<Mode> {
+        match self.0.load(Ordering::Acquire) {
+            1 => Some(Mode::Enforce),
+            2 => Some(Mode::Dark),
+            3 => Some(Mode::Off),
+            _ => None,
+        }
+    }
+}
+
+/// What outlives a policy: switches and counts, by the names of limiters.
+#[derive(Debug, Default)]
+pub(super) struct Lasting {
+    pub(super) all: Arc<Switch>,
+    by_name: Mutex<HashMap<Arc<str>, LastingLimiter>>,
+}
+
+type LastingLimiter = (Arc<Switch>, Arc<LimiterCounts>);
+
+impl Running {
+    /// Puts a policy to work. Limits that the store knows already keep what was used of them.
+    pub(super) fn start<S: Store>(
+        policy: Policy,
+        store: &S,
+        lasting: &Lasting,
+        before: Option<&Self>,
+        clock: &AnyClock,
+    ) -> Result<Self, PolicyError> {
+        let mut limiters = Vec::with_capacity(policy.limiters().len());
+        let mut worker = None;
+        for (index, limiter) in policy.limiters().iter().enumerate() {
+            if let Kind::Worker(of) = &limiter.kind {
+                worker = Some(started_worker(index, of, before, clock, &limiter.name)?);
+            }
+            limiters.push(RunningLimiter::start(limiter, store, lasting)?);
+        }
+        Ok(Self { limiters, worker, all: Arc::clone(&lasting.all), policy })
+    }
+
+    /// The mode of a limiter at this moment.
+    pub(super) fn mode(&self, limiter: &RunningLimiter) -> Mode {
+        let own = limiter.switch.get().unwrap_or(limiter.mode);
+        own.min(self.all.get().unwrap_or(self.policy.mode()))
+    }
+}
+
+fn started_worker(
+    index: usize,
+    policy: &WorkerPolicy,
+    before: Option<&Running>,
+    clock: &AnyClock,
+    name: &Arc<str>,
+) -> Result<Arc<RunningWorker>, PolicyError> {
+    // One that has not changed goes on where it is: a reload brings nothing back that was shed for a reason.
+    let same = before.and_then(|before| before.worker.as_ref()).filter(|worker| worker.policy == *policy);
+    if let Some(worker) = same
+        && worker.index == index
+    {
+        return Ok(Arc::clone(worker));
+    }
+    let of = |error: LimitError| PolicyError::Store {
+        limiter: Arc::clone(name),
+        error: StoreError::Unsupported(error),
+    };
+    let classes = (0..policy.settings.classes).map(|rank| format!("rank {rank}"));
+    let shedder = WorkerShedder::builder(classes)
+        .settings(policy.settings)
+        .any_clock(clock.clone())
+        .build()
+        .map_err(of)?;
+    let source = match &policy.source {
+        UtilizationSource::InFlight { workers } => Source::InFlight { workers: *workers },
+        UtilizationSource::Cgroup => Source::Cgroup,
+        UtilizationSource::Pressure => Source::Pressure,
+        UtilizationSource::Latency { target } => Source::Latency { target: *target },
+        UtilizationSource::Reported { .. } => Source::Reported { stale_after: Nanos::from_secs(30) },
+        _ => Source::Cpu,
+    };
+    Ok(Arc::new(RunningWorker { index, shedder, gauge: Gauge::new(source), policy: policy.clone() }))
+}
+
+impl RunningLimiter {
+    fn start<S: Store>(limiter: &policy::Limiter, store: &S, lasting: &Lasting) -> Result<Self, PolicyError> {
+        let (switch, counts) = lasting.of(&limiter.name);
+        let define = |family: &str, limits: &[Limit]| {
+            let ruled = limits.iter().enumerate().map(|(number, limit)| {
+                let name = if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
+                ruled(store, &name, *limit, limiter.on_store_failure)
+            });
+            ruled
+                .collect::<Result<SmallVec<[Ruled; 1]>, StoreError>>()
+                .map_err(|error| PolicyError::Store { limiter: Arc::clone(&limiter.name), error })
+        };
+        let rules = limiter.choices.iter().map(|limits| define(&limiter.name, limits));
+        let candidate = limiter.candidate.as_deref().unwrap_or_default();
+        Ok(Self {
+            name: Arc::clone(&limiter.name),
+            reason: match limiter.kind {
+                Kind::Concurrency => Reason::Concurrency,
+                Kind::Fleet { .. } => Reason::Fleet,
+                Kind::Worker(_) => Reason::Worker,
+                _ => Reason::Rate,
+            },
+            switch,
+            counts,
+            rules: rules.collect::<Result<_, _>>()?,
+            candidate: define(&format!("{} candidate", limiter.name), candidate)?,
+            mode: limiter.mode,
+        })
+    }
+}
+
+/// How long a place is held in this process, where it needs no lease: longer than any request.
+const HELD_HERE: Nanos = Nanos::from_secs(100 * 86_400);
+
+fn ruled<S: Store>(
+    store: &S,
+    family: &str,
+    limit: Limit,
+    on_failure: OnFailure,
+) -> Result<Ruled, StoreError> {
+    let third = |ttl: Nanos| store.is_shared().then(|| Nanos::new(ttl.as_u64() / 3));
+    let (limit, held) = match limit {
+        Limit::Leases(leases) if !store.is_shared() => {
+            (Limit::concurrency(leases.capacity()).map_err(StoreError::Unsupported)?, Some(None))
+        }
+        Limit::Leases(leases) => (limit, Some(third(leases.ttl()))),
+        Limit::Fleet(fleet) if !store.is_shared() => (Limit::Fleet(fleet.lasting(HELD_HERE)), Some(None)),
+        Limit::Fleet(fleet) => (limit, Some(third(fleet.ttl()))),
+        other => (other, None),
+    };
+    let unit = if held.is_some() { Unit::ConcurrentRequests } else { Unit::Requests };
+    Ok(Ruled {
+        rule: store.define_with(family, limit, on_failure)?,
+        name: Arc::from(family),
+        quota: limit.capacity(),
+        window: limit.window(),
+        unit,
+        held,
+    })
+}
+
+impl Lasting {
+    fn of(&self, name: &Arc<str>) -> LastingLimiter {
+        self.by_name.lock().entry(Arc::clone(name)).or_default().clone()
+    }
+
+    /// The switch of a limiter, whether or not the present policy has it.
+    pub(super) fn switch(&self, name: &str) -> Arc<Switch> {
+        self.of(&Arc::from(name)).0
+    }
+}

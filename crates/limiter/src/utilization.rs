@@ -1,1 +1,0 @@
-//! How busy this machine is, from whichever source the policy names.

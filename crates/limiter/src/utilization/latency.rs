@@ -1,0 +1,55 @@
+//! The latencies of requests, against a target.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate_core::Nanos;
+
+/// Utilization at exactly the target.
+const AT_TARGET_PPM: u64 = 800_000;
+
+const MOST_PPM: u64 = 2_000_000;
+
+/// A longer latency counts as a day, so that a broken one cannot turn the sum over.
+const LONGEST: u64 = 24 * 3600 * 1_000_000_000;
+
+/// All latencies ever recorded. They only grow (and wrap): a sample takes differences, so that no request is lost
+/// between a reading and a reset.
+#[derive(Debug, Default)]
+#[repr(align(64))] // written by every request, away from what every request reads
+pub(super) struct Latencies {
+    sum: AtomicU64,
+    count: AtomicU64,
+}
+
+/// Where a sample left off.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    sum: u64,
+    count: u64,
+}
+
+impl Latencies {
+    #[inline]
+    pub(super) fn record(&self, latency: Nanos) {
+        // The sum first: whoever sees the count has the latency in the sum.
+        self.sum.fetch_add(latency.as_u64().min(LONGEST), Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// Utilization by the average since `seen`. A request that is being recorded meanwhile may be in the sum before
+    /// it is counted, one sample early; it is never in two sums or in none.
+    pub(super) fn sample(&self, seen: &mut Seen, target: Nanos) -> Option<u64> {
+        let count = self.count.load(Ordering::Acquire);
+        let sum = self.sum.load(Ordering::Relaxed);
+        let requests = count.wrapping_sub(seen.count);
+        if requests == 0 {
+            // `seen.sum` stays: a latency that is not counted yet waits for its count.
+            return (target != Nanos::ZERO).then_some(0);
+        }
+        let latencies = u128::from(sum.wrapping_sub(seen.sum));
+        *seen = Seen { sum, count };
+        let of_target = latencies * u128::from(AT_TARGET_PPM);
+        let on_target = u128::from(requests) * u128::from(target.as_u64());
+        Some(of_target.checked_div(on_target)?.min(MOST_PPM.into()) as u64)
+    }
+}

@@ -1,0 +1,274 @@
+//! How busy this machine is, from whichever source the policy names.
+//!
+//! A [`Gauge`] is read on a timer, every few seconds, and what it says goes to
+//! [`WorkerShedder::record_ppm`](crate::WorkerShedder::record_ppm). It speaks in parts per million: 1 000 000 is
+//! fully busy, and more is legal.
+//!
+//! A gauge that does not know says `None`. Then nothing is recorded: the shedder stays where it is until the next
+//! sample that is known.
+//!
+//! ```
+//! use tollgate::utilization::{Gauge, Source};
+//! use tollgate::{Clock, ManualClock, WorkerShedder};
+//!
+//! let clock = ManualClock::default();
+//! let shedder = WorkerShedder::builder(["test", "get", "post"]).clock(clock.clone()).build()?;
+//! let gauge = Gauge::new(Source::InFlight { workers: 16 });
+//!
+//! let (in_flight, now) = (13, clock.now());
+//! if let Some(ppm) = gauge.sample(in_flight, now) {
+//!     shedder.record_ppm(ppm, Some(now));
+//! }
+//! # Ok::<_, tollgate::LimitError>(())
+//! ```
+
+mod cgroup;
+mod cpu;
+mod files;
+mod latency;
+mod pressure;
+mod report;
+mod text;
+
+use std::path::Path;
+
+use parking_lot::Mutex;
+use tollgate_core::worker::PPM;
+use tollgate_core::{Nanos, Timestamp};
+
+use files::Files;
+use latency::{Latencies, Seen};
+use report::Report;
+
+/// Where the utilization comes from.
+///
+/// ```
+/// use tollgate::Nanos;
+/// use tollgate::utilization::Source;
+///
+/// let source = Source::Latency { target: Nanos::new(200_000_000) };
+/// assert_ne!(source, Source::Reported { stale_after: Source::STALE_AFTER });
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The requests in progress in this process, against the number that it can work on at once.
+    InFlight {
+        /// So many requests in progress are 100 %.
+        workers: u64,
+    },
+    /// The processors of this machine: the share of time that they were not idle. Time that the host took for
+    /// other machines counts as busy; time waiting for a disk does not.
+    Cpu,
+    /// The processors that this container may use: the time its control group has used, against its quota, or
+    /// against the number of processors if it has none. A quota further up counts too, with all that share it;
+    /// the one that is nearest its end decides.
+    Cgroup,
+    /// The share of the last ten seconds in which some work waited for a processor (Linux PSI), in this control
+    /// group if it is told there, else on this machine.
+    ///
+    /// This is not how busy the processors are: it stays near zero until they no longer suffice, and rises steeply
+    /// then. Thresholds for it are lower than for the others.
+    Pressure,
+    /// The average latency of the requests since the last sample. At the target the utilization is 80 %, where
+    /// shedding begins by default; it ends at 200 %. Without a request it is zero, so that a machine that sheds
+    /// everything comes back.
+    Latency {
+        /// The latency from which on the service is in trouble.
+        target: Nanos,
+    },
+    /// What the protected service says itself.
+    Reported {
+        /// A report counts for so long; then the utilization is unknown. See [`Source::STALE_AFTER`].
+        stale_after: Nanos,
+    },
+}
+
+impl Source {
+    /// How long a report counts unless the policy says otherwise: 30 s.
+    pub const STALE_AFTER: Nanos = Nanos::from_secs(30);
+}
+
+/// Measures the utilization. One gauge is shared by all threads: requests only touch atomics, and the files of the
+/// system are read by [`sample`](Self::sample) alone.
+///
+/// ```
+/// use tollgate::Timestamp;
+/// use tollgate::utilization::{Gauge, Source};
+///
+/// let gauge = Gauge::new(Source::InFlight { workers: 16 });
+/// assert_eq!(gauge.sample(12, Timestamp::ZERO), Some(750_000));
+/// assert_eq!(gauge.sample(20, Timestamp::ZERO), Some(1_250_000));
+/// ```
+#[derive(Debug)]
+pub struct Gauge {
+    source: Source,
+    files: Files,
+    latencies: Latencies,
+    report: Report,
+    last: Mutex<Last>,
+}
+
+/// What the last sample saw, where a sample is the difference to the one before.
+#[derive(Debug, Default)]
+struct Last {
+    times: Option<cpu::Times>,
+    group: Option<cgroup::Reading>,
+    latencies: Seen,
+}
+
+impl Gauge {
+    /// A gauge of this machine.
+    ///
+    /// ```
+    /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};
+    /// let gauge = Gauge::new(Source::Cpu);
+    /// assert_eq!(gauge.sample(0, Timestamp::ZERO), None); // nothing to compare with yet
+    /// ```
+    pub fn new(source: Source) -> Self {
+        Self::of(source, Files::of_this_machine())
+    }
+
+    /// A gauge that reads its `/proc` and `/sys` below another root: for tests, and for a container that sees
+    /// those of its host elsewhere.
+    ///
+    /// ```
+    /// # use std::path::Path; use tollgate::utilization::{Gauge, Source};
+    /// let gauge = Gauge::with_root(Source::Cpu, Path::new("/host"));
+    /// # assert_eq!(gauge.source(), &Source::Cpu);
+    /// ```
+    pub fn with_root(source: Source, root: &Path) -> Self {
+        Self::of(source, Files::below(root))
+    }
+
+    fn of(source: Source, files: Files) -> Self {
+        let (latencies, report, last) = Default::default();
+        Self { source, files, latencies, report, last }
+    }
+
+    /// Where the utilization comes from.
+    ///
+    /// ```
+    /// # use tollgate::utilization::{Gauge, Source};
+    /// assert_eq!(Gauge::new(Source::Cpu).source(), &Source::Cpu);
+    /// ```
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Takes the latency of a request that has ended. It does nothing unless the source is [`Source::Latency`].
+    ///
+    /// ```
+    /// # use tollgate::{Nanos, Timestamp, utilization::{Gauge, Source}};
+    /// let gauge = Gauge::new(Source::Latency { target: Nanos::new(100) });
+    /// gauge.record_latency(Nanos::new(50));
+    /// gauge.record_latency(Nanos::new(150));
+    /// assert_eq!(gauge.sample(0, Timestamp::ZERO), Some(800_000)); // the average is on target
+    /// assert_eq!(gauge.sample(0, Timestamp::ZERO), Some(0)); // no request since
+    /// ```
+    #[inline]
+    pub fn record_latency(&self, latency: Nanos) {
+        if let Source::Latency { .. } = self.source {
+            self.latencies.record(latency);
+        }
+    }
+
+    /// Takes the service's own word for its utilization. It does nothing unless the source is
+    /// [`Source::Reported`].
+    ///
+    /// ```
+    /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};
+    /// let gauge = Gauge::new(Source::Reported { stale_after: Source::STALE_AFTER });
+    /// gauge.report_ppm(830_000, Timestamp::from_secs(100));
+    /// assert_eq!(gauge.sample(0, Timestamp::from_secs(129)), Some(830_000));
+    /// assert_eq!(gauge.sample(0, Timestamp::from_secs(130)), None);
+    /// ```
+    pub fn report_ppm(&self, ppm: u64, now: Timestamp) {
+        if let Source::Reported { .. } = self.source {
+            self.report.set(ppm, now);
+        }
+    }
+
+    /// As [`report_ppm`](Self::report_ppm), from the text of a header: `0.83`, `83%` or `83 %`. Anything else is
+    /// false and changes nothing.
+    ///
+    /// A number without a percent sign is refused above 10: it is likely a percentage that lacks its sign, and
+    /// taken at its word it would shed everything.
+    ///
+    /// ```
+    /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};
+    /// let (gauge, now) = (Gauge::new(Source::Reported { stale_after: Source::STALE_AFTER }), Timestamp::ZERO);
+    /// assert!(gauge.report_text(b"83 %", now));
+    /// assert!(!gauge.report_text(b"83", now));
+    /// assert!(!gauge.report_text(b"busy", now));
+    /// assert_eq!(gauge.sample(0, now), Some(830_000));
+    /// ```
+    pub fn report_text(&self, text: &[u8], now: Timestamp) -> bool {
+        text::utilization(text).map(|ppm| self.report_ppm(ppm, now)).is_some()
+    }
+
+    /// The utilization now, in parts per million. Call it on a timer, from one place: for most sources a sample is
+    /// the difference to the one before.
+    ///
+    /// `None` means that it cannot be known: the first sample of a difference, a file that is missing or makes no
+    /// sense, a counter that went backwards, a report that is stale. Record nothing then.
+    ///
+    /// ```
+    /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};
+    /// let gauge = Gauge::new(Source::InFlight { workers: 200 });
+    /// assert_eq!(gauge.sample(1, Timestamp::ZERO), Some(5_000));
+    /// ```
+    pub fn sample(&self, in_flight: u64, now: Timestamp) -> Option<u64> {
+        let mut last = self.last.lock();
+        match self.source {
+            Source::InFlight { workers } => ppm(in_flight.into(), workers.into()),
+            Source::Cpu => {
+                let times = cpu::read(&self.files).ok()?;
+                let before = last.times.replace(times)?;
+                times.since(before)
+            }
+            Source::Cgroup => {
+                let group = cgroup::read(&self.files, now).ok()?;
+                let utilization = last.group.as_ref().and_then(|before| group.since(before));
+                last.group = Some(group);
+                utilization
+            }
+            Source::Pressure => pressure::read(&self.files).ok(),
+            Source::Latency { target } => self.latencies.sample(&mut last.latencies, target),
+            Source::Reported { stale_after } => self.report.get(stale_after, now),
+        }
+    }
+
+    /// Whether the source is there on this machine, or what is wrong and what would be right.
+    ///
+    /// ```
+    /// # use std::path::Path; use tollgate::utilization::{Gauge, Source};
+    /// let gauge = Gauge::with_root(Source::Pressure, Path::new("/nowhere"));
+    /// let error = gauge.check().unwrap_err();
+    /// assert!(error.starts_with("/proc/pressure/cpu is missing"));
+    /// ```
+    pub fn check(&self) -> Result<(), String> {
+        match self.source {
+            Source::InFlight { workers: 0 } => Err("workers is 0: it must be at least 1".to_owned()),
+            Source::Latency { target: Nanos::ZERO } => {
+                Err("target is 0ns: it must be at least 1ns".to_owned())
+            }
+            Source::Reported { stale_after: Nanos::ZERO } => {
+                Err("stale_after is 0ns: it must be at least 1ns".to_owned())
+            }
+            Source::InFlight { .. } | Source::Latency { .. } | Source::Reported { .. } => Ok(()),
+            Source::Cpu | Source::Cgroup | Source::Pressure if !self.files.are_there() => Err(
+                "only Linux tells this; on this system use requests in flight, latency or a reported number"
+                    .to_owned(),
+            ),
+            Source::Cpu => cpu::read(&self.files).map(drop),
+            Source::Cgroup => cgroup::read(&self.files, Timestamp::ZERO).map(drop),
+            Source::Pressure => pressure::read(&self.files).map(drop),
+        }
+    }
+}
+
+/// `part` of `whole`, in parts per million.
+fn ppm(part: u128, whole: u128) -> Option<u64> {
+    let ppm = part.saturating_mul(PPM.into()).checked_div(whole)?;
+    Some(u64::try_from(ppm).unwrap_or(u64::MAX))
+}
