@@ -43,7 +43,7 @@ pub struct Mistake {
 /// use tollgate_core::policy::Policy;
 ///
 /// let mistakes = Policy::read("limiters:\n  a: { rat: 5/s }\n").unwrap_err();
-/// assert_eq!(mistakes.errors().count(), 2);
+/// assert_eq!(mistakes.errors().count(), 1);
 /// let first = mistakes.errors().next().unwrap();
 /// assert_eq!((first.line, first.column), (2, 8));
 /// assert!(mistakes.to_string().contains("did you mean `rate`?"));

@@ -250,8 +250,13 @@ impl Reader {
         context: &Context<'_>,
     ) -> Option<Drafted> {
         let what = format!("the limiter {name:?}");
+        let before = self.mistakes.errors().count();
         let fields = self.fields(node, &what, fields::LIMITER)?;
         let kinds = fields.present(&KINDS);
+        // What is missing has probably been misspelled, and that was told.
+        if kinds.is_empty() && self.mistakes.errors().count() > before {
+            return None;
+        }
         let [kind] = kinds.as_slice() else {
             let message = match kinds.as_slice() {
                 [] => format!("{what} limits nothing"),
