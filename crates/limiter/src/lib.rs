@@ -78,6 +78,8 @@ mod quota;
 mod rate;
 mod sync;
 mod together;
+#[cfg(feature = "tower")]
+pub mod tower;
 #[cfg(feature = "policy")]
 pub mod utilization;
 mod worker;

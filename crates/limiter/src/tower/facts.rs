@@ -1,0 +1,54 @@
+//! A request over HTTP, in the words of a policy.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::request::Parts;
+use http::{HeaderMap, header};
+use tollgate_core::policy::{Facts, Headers};
+
+/// What a request does not say of itself, and its server knows.
+///
+/// ```
+/// use tollgate::tower::Hints;
+///
+/// let hints = Hints { caller: Some("alice".to_owned()), ..Hints::default() };
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Who is at the other end of the connection. Without a hint, a `SocketAddr` among the request's extensions.
+    pub peer: Option<IpAddr>,
+    /// The name in the certificate that the client has shown.
+    pub tls_client: Option<String>,
+    /// Who is calling, where that is known already. It goes before all that the policy says.
+    pub caller: Option<String>,
+    /// The caller's plan, where that is known already.
+    pub plan: Option<String>,
+    /// What the request costs, where that is known already.
+    pub cost: Option<u64>,
+}
+
+/// Headers where `http` keeps them.
+pub(super) struct InMap<'m>(pub(super) &'m HeaderMap);
+
+impl Headers for InMap<'_> {
+    fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
+        self.0.get_all(name).iter().for_each(|value| each(value.as_bytes()));
+    }
+}
+
+pub(super) fn facts<'p>(parts: &'p Parts, headers: &'p InMap<'p>, hints: &'p Hints) -> Facts<'p> {
+    let named = || parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let peer = || parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
+    Facts {
+        method: parts.method.as_str(),
+        path: parts.uri.path(),
+        query: parts.uri.query().unwrap_or_default(),
+        host: parts.uri.host().or_else(named).unwrap_or_default(),
+        peer: hints.peer.or_else(peer),
+        tls_client: hints.tls_client.as_deref(),
+        caller: hints.caller.as_deref(),
+        plan: hints.plan.as_deref(),
+        cost: hints.cost,
+        headers,
+    }
+}

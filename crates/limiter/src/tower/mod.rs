@@ -1,0 +1,31 @@
+//! Middleware for axum, hyper and tonic, and whatever else is made of [tower](https://docs.rs/tower) services.
+//!
+//! ```
+//! use axum::Router;
+//! use axum::routing::get;
+//! use tollgate::Limiter;
+//! use tollgate::tower::TollgateLayer;
+//!
+//! let limiter = Limiter::from_policy("limiters: { request-rate: { rate: 50/s, per: global } }")?;
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(TollgateLayer::new(limiter));
+//! # Ok::<_, tollgate::PolicyError>(())
+//! ```
+//!
+//! * A request that may not pass is answered by the layer: 429 or 503, with `Retry-After`, RateLimit fields and a body that
+//!   the caller accepts. One over gRPC gets the status that it understands.
+//! * One that passes finds a [`Decision`](crate::Decision) among its extensions, and counts as in progress until the body of
+//!   its answer has ended or its client has gone away.
+//! * Clones share one limiter, and an idle connection holds nothing: a permit is taken when a request comes, not when a
+//!   service is ready for one.
+//!
+//! What the layer cannot know of a request it is told by [`TollgateLayer::hints`]: the peer's address, above all.
+
+mod body;
+mod facts;
+mod layer;
+mod service;
+
+pub use body::LimitedBody;
+pub use facts::Hints;
+pub use layer::TollgateLayer;
+pub use service::TollgateService;

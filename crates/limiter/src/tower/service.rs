@@ -1,0 +1,130 @@
+//! One request through the layer.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http_body::Body;
+use tollgate_core::answer::{HeaderList, grpc_message};
+use tollgate_core::store::Store;
+use tower_service::Service;
+
+use super::body::LimitedBody;
+use super::facts::{Hints, InMap, facts};
+use super::layer::HintsOf;
+use crate::admission::{Limiter, Refusal};
+use crate::memory::MemoryStore;
+
+/// A service behind a [`TollgateLayer`](super::TollgateLayer).
+pub struct TollgateService<T, S: Store + 'static = MemoryStore> {
+    inner: T,
+    limiter: Limiter<S>,
+    hints: Option<HintsOf>,
+}
+
+impl<T, S: Store + 'static> TollgateService<T, S> {
+    pub(super) fn new(inner: T, limiter: Limiter<S>, hints: Option<HintsOf>) -> Self {
+        Self { inner, limiter, hints }
+    }
+}
+
+impl<T, S, B, R> Service<Request<B>> for TollgateService<T, S>
+where
+    T: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    T::Future: Send,
+    S: Store + 'static,
+    B: Send + 'static,
+    R: Body<Data = Bytes>,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = T::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        // Nothing is taken here: whoever is ready may never be called.
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that is ready is the one to call.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let (limiter, hints) = (self.limiter.clone(), self.hints.clone());
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let hints = hints.map_or_else(Hints::default, |hints| hints(&parts));
+            let headers = InMap(&parts.headers);
+            let permit = match limiter.admit(&facts(&parts, &headers, &hints)).await {
+                Ok(permit) => permit,
+                Err(refusal) => return Ok(refused(&refusal, &parts.headers, parts.uri.path())),
+            };
+            let delay = permit.delay();
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            let mut request = Request::from_parts(parts, body);
+            request.extensions_mut().insert(permit.decision());
+            let mut response = inner.call(request).await?;
+            permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
+            add(response.headers_mut(), permit.headers());
+            Ok(response.map(|body| LimitedBody::passed(body, permit)))
+        })
+    }
+}
+
+/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider.
+fn add(headers: &mut HeaderMap, ours: HeaderList) {
+    for (name, value) in ours {
+        let Ok(value) = HeaderValue::from_str(&value) else { continue };
+        let name = HeaderName::from_static(name);
+        let is_list = matches!(name.as_str(), "ratelimit" | "ratelimit-policy");
+        if is_list || !headers.contains_key(&name) {
+            headers.append(name, value);
+        }
+    }
+}
+
+fn refused<R>(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<LimitedBody<R>> {
+    let is_grpc = asked
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    let accept = joined(asked, &header::ACCEPT);
+    let answer = refusal.answer(accept.as_deref(), path);
+    let mut response = Response::new(LimitedBody::refused(if is_grpc { String::new() } else { answer.body }));
+    let headers = response.headers_mut();
+    add(headers, answer.headers);
+    if is_grpc {
+        // An answer without a message: its status stands where headers do.
+        let (code, message) = refusal.grpc();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert("grpc-status", HeaderValue::from(code));
+        if let Ok(message) = HeaderValue::from_str(&grpc_message(&message)) {
+            headers.insert("grpc-message", message);
+        }
+        return response;
+    }
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+    response
+}
+
+/// All lines of a header as one.
+fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
+    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+    (!lines.is_empty()).then(|| lines.join(&b", "[..]))
+}
+
+impl<T: Clone, S: Store> Clone for TollgateService<T, S> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), limiter: self.limiter.clone(), hints: self.hints.clone() }
+    }
+}
+
+impl<T: fmt::Debug, S: Store> fmt::Debug for TollgateService<T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TollgateService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
