@@ -8,6 +8,7 @@
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
+pub mod cases;
 mod cluster;
 mod port;
 mod proxy;
