@@ -1,7 +1,7 @@
 # `make test` is what CI runs (.ci/run). Steps go in order and stop at the first failure.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test bench bench-redis instructions loom deny fmt \
+.PHONY: help run test bench bench-redis bench-admit instructions loom deny fmt \
 	setup format clippy unit docs conformance bench-check optional
 
 CARGO ?= cargo
@@ -25,6 +25,9 @@ bench: ## measure speed (own workspace, in bench/)
 
 bench-redis: ## measure the Redis store against scripts of one limit each
 	$(CARGO) run --release --manifest-path bench/Cargo.toml --bin redis
+
+bench-admit: ## measure what a policy costs beside the bare limiters
+	$(CARGO) run --release --manifest-path bench/Cargo.toml --bin admit
 
 instructions: ## instructions per decision against docs/instructions.tsv
 	$(call heading, instructions per decision)

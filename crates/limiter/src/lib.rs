@@ -10,6 +10,36 @@
 //! }
 //! ```
 //!
+//! # One policy, or limiter by limiter
+//!
+//! A service that wants all four limiters, and wants to change them while it runs, has a [`Limiter`]: one policy says who is
+//! calling, which requests are critical, and what is limited; [`Limiter::admit`] answers with a [`Permit`] to keep for as
+//! long as the request lasts, or with a [`Refusal`] that knows its answer over HTTP and gRPC. The tower layer
+//! (`tollgate::tower`, feature `tower`) puts it in front of axum, hyper and tonic services.
+//!
+//! ```
+//! use tollgate::{Facts, Limiter};
+//!
+//! let limiter = Limiter::from_policy("
+//! identify: { caller: [header: x-api-key] }
+//! classes:
+//!   critical: [POST /v1/charges]
+//!   rest: [/*]
+//! limiters:
+//!   request-rate:        { rate: 50/s, burst: 100 }       # one caller sends too much
+//!   concurrent-requests: { concurrency: 20 }              # one caller's slow calls pile up
+//!   fleet-usage:         { fleet: 400, reserve: 20% }     # all callers together fill the fleet
+//!   worker-utilization:  { workers: { source: cpu } }     # this box is drowning
+//! ")?;
+//! let headers = [("x-api-key", "alice")];
+//! let facts = Facts { method: "POST", path: "/v1/charges", headers: &headers, ..Facts::default() };
+//! let permit = limiter.admit_now(&facts).expect("nobody else is calling");
+//! assert_eq!(&*permit.decision().class, "critical");
+//! # Ok::<_, tollgate::PolicyError>(())
+//! ```
+//!
+//! Everything else here is for those who want one limiter, in their own code.
+//!
 //! # Which limiter?
 //!
 //! Four things keep an API up. They answer different questions, and most services want the first two from the

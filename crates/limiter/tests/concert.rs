@@ -309,12 +309,13 @@ async fn dark_limiters_and_candidates_change_nothing_and_are_counted<S: Store>(d
     // Of the ten that passed. In a shared store they are decided a moment later.
     until("all are counted", || counts() == [7, 8, 6]).await;
     assert_eq!(door.count("request-rate").refused, 5);
-    assert_eq!(door.count("places").would_refuse, 0, "one after the other");
+    // One after the other; but in a shared store a place may come back after the next one was asked for.
+    let before = door.count("places").would_refuse;
     let busy =
         async { join_all((0..3).map(|_| door.status("GET", "/slow", &[("x-api-key", "carol")]))).await };
     let rest = async {
         door.until_in_flight(3).await;
-        until("two had no place", || door.count("places").would_refuse == 2).await;
+        until("two had no place", || door.count("places").would_refuse == before + 2).await;
         door.ends.add_permits(3);
     };
     assert_eq!(tokio::join!(busy, rest).0, [200; 3]);

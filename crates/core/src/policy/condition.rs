@@ -16,6 +16,8 @@ pub(crate) struct Condition {
     pub(crate) plans: Vec<usize>,
     pub(crate) networks: Option<Networks>,
     pub(crate) not: Vec<Condition>,
+    /// Whether only methods, classes, plans and paths are asked for.
+    pub(crate) is_plain: bool,
 }
 
 /// Text in which `*` stands for anything, in any case of letters if that was asked for.
@@ -67,30 +69,40 @@ impl Glob {
 impl Condition {
     pub(crate) fn holds(&self, request: &Request<'_, '_>) -> bool {
         let facts = request.facts;
-        let any = |is_empty: bool, holds: &dyn Fn() -> bool| is_empty || holds();
-        any(self.methods.is_empty(), &|| {
-            self.methods.iter().any(|method| method.eq_ignore_ascii_case(facts.method))
-        }) && any(self.classes.is_empty(), &|| {
-            request.class.is_some_and(|class| self.classes.contains(&class))
-        }) && any(self.plans.is_empty(), &|| request.plan.is_some_and(|plan| self.plans.contains(&plan)))
-            && any(self.paths.is_empty(), &|| self.paths.iter().any(|path| path.matches(request.path())))
-            && any(self.hosts.is_empty(), &|| {
-                self.hosts.iter().any(|host| host.matches(host_name(facts.host)))
-            })
-            && any(self.headers.is_empty(), &|| {
-                // Headers are of as many kinds as there are names.
-                self.headers.iter().all(|(name, _)| {
-                    let wanted = |value: &[u8]| {
-                        self.headers.iter().any(|(other, glob)| other == name && glob.matches(value))
-                    };
-                    facts.any_header(name, wanted)
-                })
-            })
+        let is_method = |method: &String| method == facts.method || method.eq_ignore_ascii_case(facts.method);
+        (self.methods.is_empty() || self.methods.iter().any(is_method))
+            && (self.classes.is_empty() || request.class.is_some_and(|class| self.classes.contains(&class)))
+            && (self.plans.is_empty() || request.plan.is_some_and(|plan| self.plans.contains(&plan)))
+            && (self.paths.is_empty() || self.paths.iter().any(|path| path.matches(request.path())))
+            && (self.is_plain || self.holds_otherwise(request))
+    }
+
+    /// What few conditions ask for.
+    #[inline(never)]
+    fn holds_otherwise(&self, request: &Request<'_, '_>) -> bool {
+        let facts = request.facts;
+        // Headers are of as many kinds as there are names.
+        let is_header = |(name, _): &(String, Glob)| {
+            let wanted =
+                |value: &[u8]| self.headers.iter().any(|(other, glob)| other == name && glob.matches(value));
+            facts.any_header(name, wanted)
+        };
+        (self.hosts.is_empty() || self.hosts.iter().any(|host| host.matches(host_name(facts.host))))
+            && self.headers.iter().all(is_header)
             && self
                 .networks
                 .as_ref()
                 .is_none_or(|networks| request.address.is_some_and(|address| networks.contains(address)))
             && !self.not.iter().any(|not| not.holds(request))
+    }
+
+    /// The same, ready to be asked.
+    pub(crate) fn ready(mut self) -> Self {
+        self.is_plain = self.hosts.is_empty()
+            && self.headers.is_empty()
+            && self.networks.is_none()
+            && self.not.is_empty();
+        self
     }
 
     /// The pattern under which a path is counted, where paths are counted by their patterns.

@@ -190,6 +190,8 @@ pub struct Limiter {
     pub cost: Cost,
     matches: Vec<Condition>,
     per: SmallVec<[Part; 2]>,
+    /// The same number for limiters whose keys are always the same.
+    key_kind: usize,
     /// Which choice is for which plan; empty if the first is for all.
     by_plan: Vec<Option<usize>>,
     sample_ppm: u64,

@@ -150,6 +150,8 @@ pub struct PathPattern {
     /// Whether it goes on below its parts.
     open: bool,
     any_case: bool,
+    /// The whole path, or what it begins with, where the pattern says no more than that.
+    plain: Option<Box<str>>,
 }
 
 /// What one segment of a path has to be.
@@ -197,7 +199,16 @@ impl PathPattern {
                 },
             }
         }
-        Ok(Self { text: text.into(), parts, open, any_case: false })
+        let mut plain = Some(String::new());
+        for part in &parts {
+            plain = match (plain, part) {
+                (Some(plain), Part::Literal(literal)) => Some(format!("{plain}/{literal}")),
+                _ => None,
+            };
+        }
+        let plain = plain.filter(|_| !parts.is_empty());
+        let plain = plain.map(|plain| if open { format!("{plain}/") } else { plain }.into_boxed_str());
+        Ok(Self { text: text.into(), parts, open, any_case: false, plain })
     }
 
     /// The pattern as it was written.
@@ -207,12 +218,15 @@ impl PathPattern {
 
     /// The same pattern for a server to which `/A` and `/a` are the same. Letters outside ASCII keep their case.
     pub fn ignoring_case(mut self) -> Self {
-        self.any_case = true;
+        (self.any_case, self.plain) = (true, None);
         self
     }
 
     /// Whether a path is one of these. It has to be in [`normal`] form.
     pub fn matches(&self, normal_path: &str) -> bool {
+        if let Some(plain) = &self.plain {
+            return if self.open { normal_path.starts_with(&**plain) } else { normal_path == &**plain };
+        }
         let mut rest = if normal_path == "/" { &[][..] } else { normal_path.as_bytes() };
         for part in &self.parts {
             let Some(path) = rest.strip_prefix(b"/") else {

@@ -55,18 +55,20 @@ pub struct Planned {
     /// Its caller's plan, by its place among [`Policy::plans`].
     pub plan: Option<usize>,
     /// What it is charged to, in the order of the file.
-    pub charged: SmallVec<[Charged; 6]>,
+    pub charged: SmallVec<[Charged; 10]>,
+    /// Whose buckets: see [`Charged::key`].
+    pub keys: SmallVec<[KeyBytes; 2]>,
 }
 
 /// One limiter that is for a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Charged {
     /// Which, by its place among [`Policy::limiters`].
     pub limiter: usize,
     /// Which of its limits, by its place among [`Limiter::choices`].
     pub choice: usize,
-    /// Whose bucket.
-    pub key: KeyBytes,
+    /// Whose bucket, by its place among [`Planned::keys`].
+    pub key: usize,
     /// How much.
     pub cost: u64,
     /// Whether the request is critical to the limiter.
@@ -81,8 +83,13 @@ impl Policy {
         let address = self.address.of(facts);
         let mut request = Request { facts, address, plan: None, class: None, path: OnceCell::new() };
         let caller = caller_of(&self.identify, facts, address, tokens, now);
-        let mut planned =
-            Planned { listed: self.listed(&caller, address), class: 0, plan: None, charged: SmallVec::new() };
+        let mut planned = Planned {
+            listed: self.listed(&caller, address),
+            class: 0,
+            plan: None,
+            charged: SmallVec::new(),
+            keys: SmallVec::new(),
+        };
         if planned.listed != Listed::No {
             return planned;
         }
@@ -107,10 +114,21 @@ impl Policy {
                     None => continue,
                 },
             };
+            // Limiters that tell buckets apart in the same way share the key.
+            let alike = |earlier: &&Charged| {
+                self.limiters.get(earlier.limiter).is_some_and(|other| other.key_kind == limiter.key_kind)
+            };
+            let key = match planned.charged.iter().find(alike) {
+                Some(earlier) => earlier.key,
+                None => {
+                    planned.keys.push(limiter.key(self, &request, &caller));
+                    planned.keys.len() - 1
+                }
+            };
             planned.charged.push(Charged {
                 limiter: index,
                 choice,
-                key: limiter.key(self, &request, &caller),
+                key,
                 cost: limiter.cost(&request),
                 critical: limiter.is_critical(class),
                 only_watched: limiter.sample_ppm < 1_000_000

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::{Reason, Refused};
-use tollgate_core::policy::{Charged, Facts, Listed, Mode};
+use tollgate_core::policy::{Charged, Facts, KeyBytes, Listed, Mode};
 use tollgate_core::store::{Charge, OnFailure, Store};
 use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
 
@@ -75,7 +75,8 @@ impl<S: Store + 'static> Shared<S> {
             taken_at: now,
             at: self.at(now),
             charged: planned.charged,
-            taken: SmallVec::new(),
+            keys: planned.keys,
+            taken: Vec::new(),
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
@@ -133,16 +134,17 @@ impl<S: Store + 'static> Shared<S> {
 
     /// Charges everything that is enforced, or nothing.
     async fn charge(&self, held: &mut Held) -> Result<(), Refused> {
-        let mut charges: SmallVec<[Charge<'_>; 8]> = SmallVec::new();
-        let mut taken: SmallVec<[Taken; 8]> = SmallVec::new();
+        let mut charges: SmallVec<[Charge<'_>; 10]> = SmallVec::new();
+        let mut taken: Vec<Taken> = Vec::with_capacity(held.charged.len());
         for (index, charged) in held.charged.iter().enumerate() {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
             if effective(&held.running, limiter, charged) != Mode::Enforce {
                 continue;
             }
+            let Some(key) = held.keys.get(charged.key) else { continue };
             limiter.counts.asked.add();
             for (rate, ruled) in limiter.rules.get(charged.choice).into_iter().flatten().enumerate() {
-                charges.push(charge(ruled.rule, &charged.key, charged, held.lease));
+                charges.push(charge(ruled.rule, key, charged, held.lease));
                 taken.push(Taken {
                     charged: index,
                     rate,
@@ -186,7 +188,8 @@ impl<S: Store + 'static> Shared<S> {
         }
         let held_ones = held.taken.iter().filter(|taken| taken.is_held);
         let leases = held_ones.filter_map(|taken| {
-            lease(held.ruled(taken)?, held.charged.get(taken.charged)?, held.lease, held.taken_at)
+            let key = held.keys.get(held.charged.get(taken.charged)?.key)?;
+            lease(held.ruled(taken)?, key, held.lease, held.taken_at)
         });
         held.renewed = self.leases.keep(leases.collect());
     }
@@ -197,11 +200,12 @@ impl<S: Store + 'static> Shared<S> {
         for charged in &held.charged {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
             let mode = effective(&held.running, limiter, charged);
-            if mode == Mode::Dark {
-                watched.push(Watched { charged: charged.clone(), is_candidate: false });
-            }
-            if mode != Mode::Off && !limiter.candidate.is_empty() {
-                watched.push(Watched { charged: charged.clone(), is_candidate: true });
+            let is_dark = mode == Mode::Dark;
+            let has_candidate = mode != Mode::Off && !limiter.candidate.is_empty();
+            for (is_watched, is_candidate) in [(is_dark, false), (has_candidate, true)] {
+                if let (true, Some(key)) = (is_watched, held.keys.get(charged.key)) {
+                    watched.push(Watched { charged: *charged, key: key.clone(), is_candidate });
+                }
             }
         }
         let holds = watched.iter().any(|watched: &Watched| {
@@ -215,14 +219,14 @@ impl<S: Store + 'static> Shared<S> {
 
     async fn watch(&self, of: Watching, watched: SmallVec<[Watched; 2]>) {
         for watched in &watched {
-            let charged = &watched.charged;
+            let (charged, key) = (&watched.charged, &watched.key);
             let (Some(limiter), Some(rules)) =
                 (of.running.limiters.get(charged.limiter), watched.rules(&of.running))
             else {
                 continue;
             };
             let charges: SmallVec<[Charge<'_>; 2]> =
-                rules.iter().map(|ruled| charge(ruled.rule, &charged.key, charged, of.lease)).collect();
+                rules.iter().map(|ruled| charge(ruled.rule, key, charged, of.lease)).collect();
             if !watched.is_candidate {
                 limiter.counts.asked.add();
             }
@@ -232,10 +236,10 @@ impl<S: Store + 'static> Shared<S> {
                     if let Some(dark) = &of.dark {
                         let held = rules.iter().filter(|ruled| ruled.held.is_some());
                         let leases =
-                            held.clone().filter_map(|ruled| lease(ruled, charged, of.lease, of.taken_at));
+                            held.clone().filter_map(|ruled| lease(ruled, key, of.lease, of.taken_at));
                         let renewed =
                             if self.store.is_shared() { self.leases.keep(leases.collect()) } else { None };
-                        let held = held.map(|ruled| (charged.clone(), ruled.rule)).collect();
+                        let held = held.map(|ruled| (*charged, key.clone(), ruled.rule)).collect();
                         dark.hold(held, renewed, self, of.lease);
                     }
                 }
@@ -256,15 +260,16 @@ struct Watching {
 }
 
 /// What has to be renewed for as long as a request lasts.
-fn lease(ruled: &Ruled, charged: &Charged, lease: LeaseId, taken_at: Timestamp) -> Option<Lease> {
+fn lease(ruled: &Ruled, key: &KeyBytes, lease: LeaseId, taken_at: Timestamp) -> Option<Lease> {
     let every = ruled.held.flatten()?;
-    Some(Lease { rule: ruled.rule, key: charged.key.clone(), lease, every, due: taken_at + every })
+    Some(Lease { rule: ruled.rule, key: key.clone(), lease, every, due: taken_at + every })
 }
 
 /// A limiter that is only watched, or its candidate.
 #[derive(Clone, Debug)]
 struct Watched {
     charged: Charged,
+    key: KeyBytes,
     is_candidate: bool,
 }
 

@@ -47,9 +47,10 @@ pub(super) struct Held {
     pub(super) taken_at: Timestamp,
     /// The time that the store was given, where it was not its own.
     pub(super) at: Option<Timestamp>,
-    pub(super) charged: SmallVec<[Charged; 6]>,
+    pub(super) charged: SmallVec<[Charged; 10]>,
+    pub(super) keys: SmallVec<[KeyBytes; 2]>,
     /// What was charged, in the order in which it was.
-    pub(super) taken: SmallVec<[Taken; 8]>,
+    pub(super) taken: Vec<Taken>,
     pub(super) degraded: bool,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
@@ -64,14 +65,14 @@ pub(super) struct Dark(Mutex<DarkState>);
 #[derive(Debug, Default)]
 struct DarkState {
     has_ended: bool,
-    held: Vec<(Charged, Rule)>,
+    held: Vec<(Charged, KeyBytes, Rule)>,
     renewed: Vec<u64>,
 }
 
 impl Dark {
     pub(super) fn hold<S: Store + 'static>(
         &self,
-        held: Vec<(Charged, Rule)>,
+        held: Vec<(Charged, KeyBytes, Rule)>,
         renewed: Option<u64>,
         shared: &Shared<S>,
         lease: LeaseId,
@@ -94,8 +95,8 @@ impl Dark {
 impl DarkState {
     fn give_back<S: Store + 'static>(&mut self, shared: &Shared<S>, lease: LeaseId) {
         self.renewed.drain(..).for_each(|renewed| shared.leases.forget(renewed));
-        for (charged, rule) in self.held.drain(..) {
-            shared.store.give_back(charge(rule, &charged.key, &charged, lease));
+        for (charged, key, rule) in self.held.drain(..) {
+            shared.store.give_back(charge(rule, &key, &charged, lease));
         }
     }
 }
@@ -134,9 +135,9 @@ impl Held {
         self.running.limiters.get(charged.limiter)?.rules.get(charged.choice)?.get(taken.rate)
     }
 
-    fn charge<'c>(&'c self, taken: &Taken) -> Option<Charge<'c>> {
+    fn charge(&self, taken: &Taken) -> Option<Charge<'_>> {
         let charged = self.charged.get(taken.charged)?;
-        Some(charge(taken.rule, &charged.key, charged, self.lease))
+        Some(charge(taken.rule, self.keys.get(charged.key)?, charged, self.lease))
     }
 
     /// How the caller stands with limits that are its own.
@@ -253,7 +254,7 @@ impl<S: Store + 'static> Permit<S> {
             else {
                 continue;
             };
-            let key = charged.key.clone();
+            let Some(key) = held.keys.get(charged.key).cloned() else { continue };
             let (rule, estimate, taken_at) = (taken.rule, charged.cost, held.taken_at);
             let (shared, at) = (Arc::clone(&self.shared), held.at);
             let settle = async move {

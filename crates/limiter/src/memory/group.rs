@@ -1,5 +1,7 @@
 //! Several limits at once: all are charged, or none.
 
+use std::borrow::Cow;
+
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 use tollgate_core::limit::{Ask, Op, State};
@@ -113,10 +115,10 @@ impl MemoryStore {
             return Ok(Some(Verdict::of(outcomes)));
         }
         // A lease that was held before must not be given back with what this call takes.
-        let held: SmallVec<[bool; 4]> =
+        let held: SmallVec<[bool; 16]> =
             targets.iter().map(|(target, ask)| self.is_held(*target, *ask, now, &mut locked)).collect();
         // Words first: another call may take them at any moment. What lives in the maps is locked.
-        let mut order: SmallVec<[usize; 4]> = (0..targets.len()).collect();
+        let mut order: SmallVec<[usize; 10]> = (0..targets.len()).collect();
         order.sort_by_key(|&index| targets.get(index).is_none_or(|(target, _)| !target.record.in_table));
         for (done, &index) in order.iter().enumerate() {
             let Some((target, ask)) = targets.get(index) else { continue };
@@ -160,10 +162,14 @@ impl MemoryStore {
         now: Timestamp,
         locked: &mut Locked<'_>,
     ) -> Result<Vec<Outcome>, StoreError> {
-        let estimate = |(target, ask): &(Target<'_>, Ask)| {
+        let mut estimate = |(target, ask): &(Target<'_>, Ask)| {
             self.decide_locked(*target, Call::new(Op::Estimate, *ask, now), locked)
         };
-        targets.iter().map(estimate).collect()
+        let mut outcomes = Vec::with_capacity(targets.len());
+        for target in targets {
+            outcomes.push(estimate(target)?);
+        }
+        Ok(outcomes)
     }
 
     pub(super) fn decide_locked(
@@ -193,11 +199,21 @@ impl MemoryStore {
 }
 
 /// The charges of one call.
-type Targets<'a> = SmallVec<[(Target<'a>, Ask); 4]>;
+type Targets<'a> = SmallVec<[(Target<'a>, Ask); 10]>;
 
-/// Charges of the same key under the same rule count together.
-fn merged<'a>(targets: &[(Target<'a>, Ask)]) -> Targets<'a> {
-    let mut merged = Targets::new();
+/// Charges of the same key under the same rule count together. Most calls have none.
+fn merged<'t, 'a>(targets: &'t Targets<'a>) -> Cow<'t, [(Target<'a>, Ask)]> {
+    let twice = |(index, (target, _)): (usize, &(Target<'_>, Ask))| {
+        targets.iter().take(index).any(|(other, _)| other.rule == target.rule)
+    };
+    match targets.iter().enumerate().any(twice) {
+        true => Cow::Owned(summed(targets)),
+        false => Cow::Borrowed(targets),
+    }
+}
+
+fn summed<'a>(targets: &[(Target<'a>, Ask)]) -> Vec<(Target<'a>, Ask)> {
+    let mut merged: Vec<(Target<'a>, Ask)> = Vec::new();
     for (target, ask) in targets {
         match merged.iter_mut().find(|(other, sum)| is_same((other, sum), (target, ask))) {
             Some((_, sum)) => sum.cost = sum.cost.saturating_add(ask.cost),
@@ -212,7 +228,7 @@ fn spread(targets: &[(Target<'_>, Ask)], verdict: Verdict) -> Verdict {
     if verdict.outcomes.len() == targets.len() {
         return verdict;
     }
-    let merged = merged(targets);
+    let merged = summed(targets);
     let outcomes = targets.iter().filter_map(|(target, ask)| {
         let index = merged.iter().position(|(other, sum)| is_same((other, sum), (target, ask)))?;
         verdict.outcomes.get(index).copied()

@@ -20,7 +20,8 @@ const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 impl Reader {
     pub(super) fn conditions(&mut self, node: &Node, names: Names<'_>) -> Vec<Condition> {
-        self.some(node).iter().filter_map(|node| self.condition(node, names)).collect()
+        let conditions = self.some(node).iter().filter_map(|node| self.condition(node, names));
+        conditions.map(Condition::ready).collect()
     }
 
     fn condition(&mut self, node: &Node, names: Names<'_>) -> Option<Condition> {

@@ -281,6 +281,7 @@ impl Reader {
             cost: self.cost(&fields, context),
             matches: Vec::new(),
             per: self.per(&fields, kind),
+            key_kind: 0,
             by_plan: Vec::new(),
             sample_ppm: 1_000_000,
         };

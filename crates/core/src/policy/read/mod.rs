@@ -17,7 +17,7 @@ use super::condition::{Condition, Glob};
 use super::document::{self, Node, Value};
 use super::identify::{Identify, Named, Source};
 use super::mistakes::{Mistakes, Place};
-use super::{Class, Jwt, List, OTHER, Override, Plan, Policy, StoreChoice, fields, quantity};
+use super::{Class, Jwt, Limiter, List, OTHER, Override, Part, Plan, Policy, StoreChoice, fields, quantity};
 use crate::answer::{AnswerStyle, HeaderStyle};
 use crate::time::Nanos;
 
@@ -120,7 +120,7 @@ impl Reader {
             default_plan,
             table,
             classes: read_classes.into_iter().map(|read| read.class).collect(),
-            limiters: drafts.into_iter().map(|drafted| drafted.limiter).collect(),
+            limiters: with_key_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect()),
             overrides: overrides.unwrap_or_default(),
             allow,
             block,
@@ -461,6 +461,21 @@ impl Reader {
     }
 }
 
+/// Limiters that tell buckets apart in the same way get the same number. Where paths are counted by their patterns, these
+/// must be the same, too.
+fn with_key_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
+    for index in 0..limiters.len() {
+        let (before, rest) = limiters.split_at_mut(index);
+        let Some(limiter) = rest.first_mut() else { continue };
+        let alike = |other: &Limiter| {
+            other.per == limiter.per
+                && (!limiter.per.contains(&Part::Path) || other.matches == limiter.matches)
+        };
+        limiter.key_kind = before.iter().position(alike).unwrap_or(index);
+    }
+    limiters
+}
+
 /// Classes of those who do not name their own: nothing is critical until somebody says so.
 fn usual_classes() -> Vec<ReadClass> {
     let of_methods = |methods: &[&str]| Condition {
@@ -475,7 +490,12 @@ fn usual_classes() -> Vec<ReadClass> {
     let post = vec![of_methods(&["POST", "PUT", "PATCH", "DELETE"])];
     let usual =
         [("critical", Vec::new()), ("test", test), ("post", post), ("get", vec![Condition::default()])];
-    let class =
-        |(name, conditions)| ReadClass { class: Class { name: Arc::from(name), conditions }, place: None };
+    let class = |(name, conditions): (&str, Vec<Condition>)| ReadClass {
+        class: Class {
+            name: Arc::from(name),
+            conditions: conditions.into_iter().map(Condition::ready).collect(),
+        },
+        place: None,
+    };
     usual.into_iter().map(class).collect()
 }
