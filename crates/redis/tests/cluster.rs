@@ -581,3 +581,59 @@ async fn a_cluster_of_which_every_node_was_killed_and_restarted_is_found_again()
         assert!(verdict.degraded.is_empty(), "every shard answers");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_a_place_back_and_asks_anew_finds_it_free_in_a_cluster_too() {
+    let cluster = Cluster::start(Flavour::Redis);
+    let node = patient_node(&cluster.url()).await;
+    let (asked, refused, degraded) = take_and_give_back(&node, 256, Duration::from_secs(2)).await;
+    assert!(asked > 5000, "{asked}: too few to mean anything");
+    assert_eq!((refused, degraded), (0, 0), "of {asked}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shard_that_hangs_keeps_no_places_of_others_from_coming_back() {
+    let cluster = Cluster::start(Flavour::Redis);
+    let store = RedisStore::builder(cluster.url()).secret("s").deadline(DEADLINE).build().unwrap();
+    store.ready().await.unwrap();
+    let node = Failsafe::new(store);
+    let found = node.define("per user", once(100)).unwrap();
+    let shards = subjects(&cluster, &node, found, 40).await;
+    let rule = node.define("in progress", leases(1)).unwrap();
+    fn place(rule: Rule, name: &str, id: u128) -> Charge<'_> {
+        Charge { rule, key: name.into(), ask: lease(id) }
+    }
+    for name in shards.values().flatten() {
+        assert!(node.charge(&[place(rule, name, 1)], None).await.unwrap().degraded.is_empty());
+    }
+    let victim = a_shard(&cluster, false);
+    let frozen = [victim, replica_of(&cluster, victim)];
+    frozen.iter().for_each(|&place| cluster.nodes()[place].freeze());
+    // Nobody has noticed yet, and the requests of the shard that hangs end first.
+    shards[&victim].iter().for_each(|name| node.give_back(place(rule, name, 1)));
+    let others: Vec<_> =
+        shards.iter().filter(|(shard, _)| **shard != victim).flat_map(|(_, names)| names).collect();
+    others.iter().for_each(|name| node.give_back(place(rule, name, 1)));
+    let begun = Instant::now();
+    for name in &others {
+        let mut verdict = node.charge(&[place(rule, name, 2)], None).await.unwrap();
+        while !verdict.allowed {
+            assert!(begun.elapsed() < Duration::from_millis(400), "{name} waits for another shard");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            verdict = node.charge(&[place(rule, name, 2)], None).await.unwrap();
+        }
+        assert!(verdict.degraded.is_empty(), "{name}");
+    }
+    // A part that nobody asks, but where something is to be given back, is left alone too.
+    let answers = |name: &String| node.shared().answers_for(name.as_str().into());
+    until("the shard is left alone", || !shards[&victim].iter().any(answers)).await;
+    frozen.iter().for_each(|&place| cluster.nodes()[place].thaw());
+    until("the shard is back", || shards[&victim].iter().all(answers)).await;
+    for name in &shards[&victim] {
+        let begun = Instant::now();
+        while !node.charge(&[place(rule, name, 2)], None).await.unwrap().allowed {
+            assert!(begun.elapsed() < Duration::from_secs(5), "{name} is not given back");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}

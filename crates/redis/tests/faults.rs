@@ -843,3 +843,14 @@ async fn a_primary_that_sentinels_have_replaced_is_left_although_it_lives() {
     assert!(calls.iter().all(|call| call.allowed));
     assert!(left(&node, rule, "alice").await > 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_a_place_back_and_asks_anew_finds_it_free_however_many_others_do() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let (asked, refused, degraded) = take_and_give_back(&node, 256, Duration::from_secs(2)).await;
+    assert!(asked > 5000, "{asked}: too few to mean anything");
+    assert_eq!((refused, degraded), (0, 0), "of {asked}");
+    // And when nobody else is there, so that nothing has to wait.
+    assert_eq!(take_and_give_back(&node, 1, Duration::from_millis(300)).await.1, 0);
+}

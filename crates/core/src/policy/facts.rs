@@ -100,6 +100,9 @@ impl<'a> Facts<'a> {
 impl std::fmt::Debug for Facts<'_> {
     /// Headers, callers and addresses are nobody's business who reads a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Facts").field("method", &self.method).field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Facts")
+            .field("method", &self.method)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
