@@ -51,8 +51,6 @@ stats! {
     late,
     /// How often a server did not know the script.
     script_loads,
-    /// Calls that met a key of ours that somebody had made something else. They failed; the key was taken away.
-    keys_mended,
     /// How often a node of a cluster pointed to another.
     redirects,
     /// How often the store was found to have forgotten what it knew: flushed, restarted, or replaced by a replica
