@@ -950,12 +950,16 @@ async fn leases_that_are_given_back_while_packets_vanish_are_given_back() {
     let node = node(&proxy.url()).await;
     let rule = node.define("in progress", leases(1000)).unwrap();
     let of = |id| Charge { rule, key: "alice".into(), ask: lease(id) };
-    for id in 0..100 {
+    for id in 0..200 {
         assert!(node.charge(&[of(id)], None).await.unwrap().degraded.is_empty());
     }
     proxy.black_hole();
     (0..100).for_each(|id| node.give_back(of(id)));
     until_degraded(&node).await;
+    for id in 100..200 {
+        let op = if id % 2 == 0 { Op::Refund } else { Op::Undo };
+        assert!(node.apply(op, of(id), None).await.unwrap().allowed);
+    }
     tokio::time::sleep(Duration::from_millis(700)).await;
     proxy.pass();
     until_exact(&node).await;
