@@ -153,7 +153,8 @@ fn keys_of(server: &RedisServer) -> Vec<String> {
 /// The keys of rates that all primaries hold.
 fn rates_of(cluster: &Cluster) -> HashSet<String> {
     let primaries = cluster.nodes().iter().filter(|node| node.is_primary());
-    primaries.flat_map(keys_of).filter(|key| key.len() == "tg:{00}:".len() + 32).collect()
+    let is_rate = |key: &String| key.len() == "tg:{00}:".len() + 32 && !is_of_nobody(key);
+    primaries.flat_map(keys_of).filter(is_rate).collect()
 }
 
 /// Charges a subject that was never charged before, and says where it went.
@@ -636,4 +637,23 @@ async fn a_shard_that_hangs_keeps_no_places_of_others_from_coming_back() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shard_that_is_flushed_is_noticed_whichever_it_is_and_counted_once() {
+    let cluster = Cluster::start(Flavour::Redis);
+    let node = patient_node(&cluster.url()).await;
+    let is_mark = |key: &String| is_of_nobody(key) && key.len() == "tg:{00}:".len() + 32;
+    let primaries: Vec<_> = cluster.nodes().iter().filter(|node| node.is_primary()).collect();
+    let marks = || primaries.iter().flat_map(|primary| keys_of(primary)).filter(is_mark).count();
+    until("every tag has its mark", || marks() == 256).await;
+    for (number, primary) in primaries.iter().enumerate() {
+        // All marks are looked at within sixteen heartbeats.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(node.shared().stats().states_lost, number as u64);
+        primary.command(&["FLUSHALL"]);
+        until("it is noticed", || node.shared().stats().states_lost == number as u64 + 1).await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(node.shared().stats().states_lost, 3);
 }

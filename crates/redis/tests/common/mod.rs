@@ -82,6 +82,11 @@ pub async fn until(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
+/// Whether a key is of none of the subjects that limits are charged for.
+pub fn is_of_nobody(key: &str) -> bool {
+    key.contains("000000000000000000000000000000")
+}
+
 /// `burst` at once, and in any time that a test takes nothing more.
 pub fn once(burst: u64) -> Limit {
     Limit::fixed_window(burst, Nanos::from_secs(86_400), WindowStart::FirstCall).unwrap()
