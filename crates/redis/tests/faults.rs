@@ -807,17 +807,16 @@ async fn a_set_that_somebody_made_something_else_is_taken_back_and_disturbs_nobo
     let mut ids = 0;
     for (number, limit) in limits.into_iter().enumerate() {
         let rule = node.define(&format!("limit {number}"), limit).unwrap();
-        let take = async |critical: bool| {
+        let mut take = async |critical: bool| {
             ids += 1;
             let ask = Ask { critical, ..lease(ids) };
             let charge = Charge { rule, key: "alice".into(), ask };
             (charge, node.charge(&[charge], None).await.unwrap())
         };
-        let mut take = take;
         let spoil = |which: &str| {
-            let sets = keys(&server).into_iter().filter(|key| key.ends_with(which));
-            let spoiled = sets.map(|key| server.command(&["SET", &key, "x"])).count();
-            assert!(spoiled > 0, "limit {number} has no {which}");
+            let sets: Vec<_> = keys(&server).into_iter().filter(|key| key.ends_with(which)).collect();
+            assert!(!sets.is_empty(), "limit {number} has no {which}");
+            sets.iter().for_each(|key| drop(server.command(&["SET", key, "x"])));
         };
         // Whatever meets it first: a charge, one that is refused, a count, or a lease that goes back.
         for first in 0..4 {
@@ -881,9 +880,9 @@ async fn time_per_call(server: &RedisServer, what: impl Future<Output = ()>) -> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_that_is_lowered_below_what_is_held_keeps_the_server_from_nobody() {
     const HELD: u64 = 20_000;
+    const HOUR: Nanos = Nanos::from_secs(3600);
     let server = RedisServer::start();
     let node = patient_node(&server.url()).await;
-    const HOUR: Nanos = Nanos::from_secs(3600);
     let noon = 1_700_000_000;
     let at = |seconds: u64| Some(tollgate::Timestamp::from_secs(noon + seconds));
     let fleet = |capacity| Limit::fleet(capacity, (0, 1), FleetMode::Total, HOUR).unwrap();
@@ -923,7 +922,7 @@ async fn many_leases_under_a_clock_that_steps_back_are_set_back_some_at_a_time()
     for (number, limit) in limits.into_iter().enumerate() {
         let rule = node.define(&format!("limit {number}"), limit.unwrap()).unwrap();
         let take = async |id: u128, cost, seconds| {
-            let ask = Ask { cost, critical: number == 1 && id % 2 == 0, ..lease(id) };
+            let ask = Ask { cost, critical: number == 1 && id.is_multiple_of(2), ..lease(id) };
             node.charge(&[Charge { rule, key: "alice".into(), ask }], at(seconds)).await.unwrap().allowed
         };
         for id in 0..10 {

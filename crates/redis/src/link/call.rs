@@ -97,6 +97,17 @@ impl Problem {
         }
     }
 
+    /// Whether something may have been done all the same.
+    pub(super) fn may_have_run(&self) -> bool {
+        let code = match self {
+            Self::Server(error) => error.code().unwrap_or_default(),
+            Self::Silence(_) => return true,
+        };
+        let elsewhere = matches!(code, "NOSCRIPT" | "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN");
+        let not_now = matches!(code, "BUSY" | "LOADING" | "READONLY" | "OOM" | "NOAUTH" | "MASTERDOWN");
+        !elsewhere && !not_now
+    }
+
     /// Whether nothing came back at all.
     pub(super) fn is_silence(&self) -> bool {
         match self {

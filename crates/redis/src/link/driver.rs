@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::call::{Carried, Problem, carry};
 use super::lanes::Lanes;
 use super::parts::Parts;
-use super::{Ends, Job, Probe, Settings, Shared, Status, unavailable};
+use super::{Ends, Job, Nature, Probe, Settings, Shared, Status, unavailable};
 use crate::address::{Connection, Servers, give_up};
 use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
@@ -313,7 +313,9 @@ impl Driver {
                     if let Some(reply) = job.reply.take() {
                         let _ = reply.send(Err(unavailable(&problem.describe())));
                     }
-                    job.left_in_doubt(&self.unclaimed);
+                    if job.nature != Nature::Decision || problem.may_have_run() {
+                        job.left_in_doubt(&self.unclaimed);
+                    }
                 }
             }
         }

@@ -59,7 +59,8 @@ impl Lanes {
     /// Something may have changed for a tag.
     pub(super) fn wake(&mut self, tag: u8) {
         let lane = self.lanes.of_mut(tag);
-        if !lane.is_due && !(lane.chores.is_empty() && lane.decisions.is_empty()) {
+        let is_empty = lane.chores.is_empty() && lane.decisions.is_empty();
+        if !lane.is_due && !is_empty {
             lane.is_due = true;
             self.due.push_back(tag);
         }

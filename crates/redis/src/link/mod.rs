@@ -299,6 +299,9 @@ impl Link {
                 breaker.failed();
                 let problem = Problem::Server(error);
                 self.shared.complain(&problem);
+                if !problem.may_have_run() {
+                    answer.claim();
+                }
                 if problem.is_fatal() && !self.has_slots() {
                     self.broken.send_replace(generation);
                 }

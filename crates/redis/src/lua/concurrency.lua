@@ -29,15 +29,17 @@
           if to_count then
             counted, live = true, format('%d', n + 1)
             others, criticals, b = pcall('ZCOUNT', z, live, '+inf'), 0, -1
-            if other_key then criticals = pcall('ZCOUNT', other_key, live, '+inf') end
             -- What is no set is not ours: it goes, and counts as nothing. Other errors come once more.
             if type(others) == 'table' then
               if find(others.err, 'WRONGTYPE', 1, true) then call('DEL', z) end
               others = call('ZCOUNT', z, live, '+inf')
             end
-            if type(criticals) == 'table' then
-              if find(criticals.err, 'WRONGTYPE', 1, true) then call('DEL', other_key) end
-              criticals = call('ZCOUNT', other_key, live, '+inf')
+            if other_key then
+              criticals = pcall('ZCOUNT', other_key, live, '+inf')
+              if type(criticals) == 'table' then
+                if find(criticals.err, 'WRONGTYPE', 1, true) then call('DEL', other_key) end
+                criticals = call('ZCOUNT', other_key, live, '+inf')
+              end
             end
             for set = k, other_key and k + 1 or k do
               local edge = call('ZRANGEBYSCORE', KEYS[set], live, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
