@@ -52,9 +52,15 @@ impl Marks {
         (first..=u8::MAX).step_by(step)
     }
 
-    /// Makes the mark of a tag, or tells of the one that is there.
-    pub(crate) fn message(&self, names: &Names, tag: u8) -> Message {
-        self.rule.message(names, Subject::with_tag(tag), Act::Charge, Ask::from(1))
+    /// Makes the mark of a tag, or tells of the one that is there; or takes it away.
+    pub(crate) fn message(&self, names: &Names, tag: u8, act: Act) -> Message {
+        self.rule.message(names, Subject::with_tag(tag), act, Ask::from(1))
+    }
+
+    /// All tags whose marks were seen.
+    pub(crate) fn tags(&self) -> Vec<u8> {
+        let seen = self.seen.lock();
+        (0..=u8::MAX).zip(&seen.marks).filter_map(|(tag, mark)| mark.map(|_| tag)).collect()
     }
 
     /// Takes note of a mark. Whether it shows that something was lost that nobody knew of yet.

@@ -90,6 +90,11 @@ impl Nodes {
         self.left.load(Ordering::Acquire)
     }
 
+    /// Whether the store says that nobody is left.
+    pub(crate) fn is_nobody(outcome: Outcome) -> bool {
+        outcome.remaining == MOST
+    }
+
     /// Takes note of the store's answer.
     pub(crate) fn heard(&self, outcome: Outcome) {
         let mut seen = self.seen.lock();

@@ -136,10 +136,18 @@ impl RedisStore {
     /// For a process that ends: tells the store so, and waits until leases that were to be given back have been, no longer
     /// than the deadline of a decision. Without it, others count this process for some seconds more.
     pub async fn close(&self) {
-        self.inner.nodes.leave();
+        let Inner { names, link, nodes, marks, .. } = &*self.inner;
+        nodes.leave();
         let (tag, message) = self.inner.to_nodes(Act::Refund);
-        let link = &self.inner.link;
-        let _ = link.chore(tag, message, None, Nature::REPEATABLE, link.deadline()).await;
+        let deadline = link.deadline();
+        let left = link.chore(tag, message, None, Nature::REPEATABLE, deadline).await;
+        if left.is_ok_and(|reply| reply.outcomes().next().is_some_and(Nodes::is_nobody)) {
+            let forget = |tag| {
+                let message = marks.message(names, tag, Act::Forget);
+                link.chore(tag, message, None, Nature::REPEATABLE, deadline)
+            };
+            join_all(marks.tags().into_iter().map(forget)).await;
+        }
     }
 
     /// What the store has counted.
@@ -190,7 +198,8 @@ impl Inner {
     async fn look_at_marks(&self) {
         let deadline = self.link.deadline();
         let look = |tag| async move {
-            let answer = self.link.call(tag, self.marks.message(&self.names, tag), None, deadline).await;
+            let answer =
+                self.link.call(tag, self.marks.message(&self.names, tag, Act::Charge), None, deadline).await;
             answer.is_ok_and(|answer| self.marks.heard(tag, &answer.claim()))
         };
         if join_all(self.marks.next_tags(self.link.has_slots()).map(look)).await.contains(&true) {

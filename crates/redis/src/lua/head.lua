@@ -206,7 +206,7 @@ while changed do
   local s = strings[changed]
   local idle = lasts and lasts[changed]
   if not idle then
-    idle = now + 1
+    idle = spare > 0 and now + 1 or now
     local over = false
     for from = 58, #s, 65 do
       local e = unpack('<d', s, from)
