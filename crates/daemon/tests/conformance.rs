@@ -106,6 +106,17 @@ fn algorithms_that_are_not_there_yet_are_listed_as_skipped() {
 }
 
 #[test]
+fn a_run_in_which_every_file_is_skipped_is_no_success() {
+    let vegas = GOOD.replace("gcra", "vegas");
+    let dir = folder("all_skipped", &[("vegas.json", &vegas)]);
+    let output = tollgate(&["conformance", dir.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("vegas.json  skipped"));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(error, "error: nothing was replayed: 1 skipped of 1 file\n");
+}
+
+#[test]
 fn a_wrong_expectation_fails_with_file_case_step_input_field_and_both_values() {
     let out = spoiled("wrong_expectation", r#""remaining": 4"#, r#""remaining": 3"#);
     let lines = "gcra.json  1 case, 1 step passed, 1 failed\n  \

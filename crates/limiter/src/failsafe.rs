@@ -254,17 +254,6 @@ impl<S: Store> Failsafe<S> {
         Verdict { degraded: alone.into_iter().filter_map(mark).collect(), ..verdict }
     }
 
-    /// Gives back what [`decide_alone`](Self::decide_alone) took.
-    fn undo_alone(&self, charges: &[Known<'_>], taken: Timestamp, at: Option<Timestamp>) {
-        for (guarded, charge) in charges.iter().filter(|(guarded, _)| guarded.on_failure == OnFailure::Local)
-        {
-            let share = self.share(guarded, *charge);
-            let ask = Ask { taken: Some(taken), ..share.ask };
-            // What was just charged is there, so giving it back cannot fail.
-            let _ = self.local.decide(Op::Undo, Charge { ask, ..share }, at);
-        }
-    }
-
     async fn ask_shared(&self, charges: &[Known<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         let charges: Vec<_> = charges.iter().map(|(guarded, charge)| in_shared(guarded, *charge)).collect();
         self.shared.charge(&charges, at).await
@@ -279,12 +268,46 @@ impl<S: Store> Failsafe<S> {
         charge: Charge<'_>,
         at: Option<Timestamp>,
     ) -> Option<Outcome> {
-        let leased = matches!(guarded.limit, Limit::Leases(_) | Limit::Fleet(_));
-        if !leased || guarded.degraded.load(Ordering::Relaxed) == 0 {
+        if !guarded.is_leased() || guarded.degraded.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let outcome = self.local.decide(op, self.share(guarded, charge), at).ok()?;
         outcome.allowed.then_some(outcome)
+    }
+}
+
+/// What [`decide_alone`](Failsafe::decide_alone) took. It is given back unless it is kept, also if the caller goes away
+/// meanwhile.
+struct Taken<'a, S: Store> {
+    by: &'a Failsafe<S>,
+    charges: &'a [Known<'a>],
+    when: Timestamp,
+    at: Option<Timestamp>,
+}
+
+impl<S: Store> Taken<'_, S> {
+    fn keep(mut self) {
+        self.charges = &[];
+    }
+}
+
+impl<S: Store> Drop for Taken<'_, S> {
+    fn drop(&mut self) {
+        for (guarded, charge) in self.charges {
+            if guarded.on_failure == OnFailure::Local {
+                let share = self.by.share(guarded, *charge);
+                let ask = Ask { taken: Some(self.when), ..share.ask };
+                // What was just charged is there, so giving it back cannot fail.
+                let _ = self.by.local.decide(Op::Undo, Charge { ask, ..share }, self.at);
+            }
+        }
+    }
+}
+
+impl Guarded {
+    /// Whether what is taken has an id, and can be given back by it.
+    fn is_leased(&self) -> bool {
+        matches!(self.limit, Limit::Leases(_) | Limit::Fleet(_))
     }
 }
 
@@ -354,21 +377,18 @@ impl<S: Store> Store for Failsafe<S> {
         let (here, away): (Vec<_>, Vec<_>) =
             known.iter().cloned().enumerate().partition(|(_, known)| is_here(known));
         let ((places_here, here), (places_away, away)) = (unzip(here), unzip(away));
-        let (alone, taken) = self.decide_alone(&away, at);
+        let (alone, when) = self.decide_alone(&away, at);
         let mut outcomes = vec![UNASKED; known.len()];
         if !here.is_empty() && alone.iter().all(|outcome| outcome.allowed) {
-            match self.ask_shared(&here, at).await {
-                Ok(verdict) => {
-                    if !verdict.allowed {
-                        self.undo_alone(&away, taken, at);
-                    }
-                    put(&mut outcomes, &places_here, verdict.outcomes);
-                }
-                Err(_) => {
-                    self.undo_alone(&away, taken, at);
-                    return Ok(self.all_alone(&known, at));
-                }
+            let taken = Taken { by: self, charges: &away, when, at };
+            let Ok(verdict) = self.ask_shared(&here, at).await else {
+                drop(taken);
+                return Ok(self.all_alone(&known, at));
+            };
+            if verdict.allowed {
+                taken.keep();
             }
+            put(&mut outcomes, &places_here, verdict.outcomes);
         }
         put(&mut outcomes, &places_away, alone);
         Ok(self.marked(Verdict::of(outcomes), &known, places_away))
@@ -391,6 +411,10 @@ impl<S: Store> Store for Failsafe<S> {
             if op != Op::Estimate || done.is_ok() {
                 return Ok(done.unwrap_or(UNASKED));
             }
+        } else if guarded.is_leased() && matches!(op, Op::Refund | Op::Undo) {
+            // It is held there, where it waits to be given back.
+            self.shared.give_back(in_shared(&guarded, charge));
+            return Ok(UNASKED);
         }
         Ok(match guarded.on_failure {
             OnFailure::Local if op != Op::Renew => {

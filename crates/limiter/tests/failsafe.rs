@@ -4,8 +4,8 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -32,6 +32,10 @@ struct Health {
     away: AtomicU64,
     nodes: AtomicU64,
     calls: AtomicU64,
+    /// Charges are never answered.
+    hangs: AtomicU64,
+    /// What was given back waits while the store is away.
+    given_back: Mutex<Vec<LeaseId>>,
 }
 
 impl Fragile {
@@ -53,6 +57,9 @@ impl Store for Fragile {
     }
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         self.check()?;
+        if self.health.hangs.load(Ordering::Relaxed) > 0 {
+            std::future::pending::<()>().await;
+        }
         self.store.charge(charges, at).await
     }
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
@@ -73,6 +80,7 @@ impl Store for Fragile {
         self.store.in_progress(rule, key, at).await
     }
     fn give_back(&self, charge: Charge<'_>) {
+        self.health.given_back.lock().unwrap().push(charge.ask.lease);
         self.store.give_back(charge);
     }
     fn answers_for(&self, key: KeyRef<'_>) -> bool {
@@ -315,4 +323,50 @@ fn changing_a_limit_leaves_its_twin_with_another_way_of_failing_as_it_was() {
     world.store.redefine(open, per_hour(500), None).unwrap();
     assert_eq!(world.admitted(closed, "a"), 5);
     assert_eq!(world.admitted(open, "b"), 500);
+}
+
+#[test]
+fn a_lease_that_is_given_back_in_an_outage_goes_back_to_the_store_that_holds_it() {
+    let world = world(2);
+    let rule = world.store.define("in progress", Limit::leases(4, Nanos::from_secs(60)).unwrap()).unwrap();
+    let charge =
+        |lease| Charge { rule, key: "away".into(), ask: Ask { lease: LeaseId(lease), ..Ask::from(1) } };
+    let take = |lease| now(world.store.charge(&[charge(lease)], None)).unwrap().allowed;
+    assert!(take(1) && take(2));
+    world.lose_keys_that_are_away(true);
+    assert!(take(3), "by this node's share");
+    for (op, lease) in [(Op::Refund, 1), (Op::Undo, 2), (Op::Refund, 3)] {
+        assert!(now(world.store.apply(op, charge(lease), None)).unwrap().allowed);
+    }
+    assert_eq!(*world.health.given_back.lock().unwrap(), [LeaseId(1), LeaseId(2)], "the third was held here");
+    world.lose_keys_that_are_away(false);
+    assert_eq!(now(world.store.in_progress(rule, "away".into(), None)).unwrap().other, 0);
+}
+
+#[test]
+fn a_caller_that_goes_away_while_another_part_is_asked_leaves_nothing_behind_here() {
+    let world = world(1);
+    let progress =
+        world.store.define("in progress", Limit::leases(1, Nanos::from_secs(60)).unwrap()).unwrap();
+    let rate = world.store.define("per tenant", per_hour(8)).unwrap();
+    let user = world.store.define("per user", per_hour(10)).unwrap();
+    world.lose_keys_that_are_away(true);
+    world.health.hangs.store(1, Ordering::Relaxed);
+    let charges = |lease| {
+        [
+            Charge { rule: progress, key: "away".into(), ask: Ask { lease: LeaseId(lease), ..Ask::from(1) } },
+            Charge { rule: rate, key: "away".into(), ask: Ask::from(3) },
+            Charge { rule: user, key: "alice".into(), ask: Ask::from(1) },
+        ]
+    };
+    for lease in 0..5 {
+        let charges = charges(lease);
+        let mut call = Box::pin(world.store.charge(&charges, None));
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    assert_eq!(now(world.store.in_progress(progress, "away".into(), None)).unwrap().other, 0);
+    assert_eq!(world.left(rate, "away"), 8);
+    world.health.hangs.store(0, Ordering::Relaxed);
+    assert!(now(world.store.charge(&charges(9), None)).unwrap().allowed);
+    assert_eq!(world.left(rate, "away"), 5, "what was decided is kept");
 }

@@ -122,15 +122,16 @@ fn check_host(host: &str) -> Result<(), String> {
         None => host.split_at(host.find(':').unwrap_or(host.len())),
     };
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    let shown = if is_plain(host) { format!("{host:?}") } else { "this".to_owned() };
     if host.is_empty() {
         Err(format!("the name of a host is missing: {FORMS}"))
     } else if name.is_empty()
         || name.contains(|c: char| c.is_whitespace() || c.is_control() || "#\\%\"<>".contains(c))
     {
-        Err(format!("{host:?} is no host: it should look like name:6379, 10.0.0.1:6379 or [::1]:6379"))
+        Err(format!("{shown} is no host: it should look like name:6379, 10.0.0.1:6379 or [::1]:6379"))
     } else if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
         Err(format!(
-            "{host:?} is no host and port: it should look like name:6379, with a port from 1 to 65535"
+            "{shown} is no host and port: it should look like name:6379, with a port from 1 to 65535"
         ))
     } else {
         Ok(())
@@ -483,22 +484,36 @@ impl Connection {
     }
 }
 
-/// The address as it may be shown.
+/// The address as it may be shown. What may be a password is not.
 pub(crate) fn without_password(address: &str) -> String {
     let (scheme, rest) = address.split_at(address.find("://").map_or(0, |at| at + "://".len()));
-    // Those of Unix sockets and sentinels are settings.
-    let without_settings = rest.split_once("pass=").map(|(before, after)| {
-        let rest = after.split_once('&').map_or(String::new(), |(_, rest)| format!("&{rest}"));
-        format!("{before}pass=***{rest}")
-    });
-    match (without_settings, rest.rsplit_once('@')) {
-        (Some(hidden), None) => format!("{scheme}{hidden}"),
-        (Some(hidden), Some(_)) => {
-            scheme.to_owned() + hidden.rsplit_once('@').map_or("***", |(_, rest)| rest)
-        }
-        (None, Some((_, rest))) => format!("{scheme}***@{rest}"),
-        (None, None) => format!("{scheme}{rest}"),
+    let (place, settings) = rest.split_once('?').map_or((rest, None), |(place, rest)| (place, Some(rest)));
+    let (login, place) = place.rsplit_once('@').map_or(("", place), |(_, place)| ("***@", place));
+    if settings.is_some_and(|settings| settings.contains('@')) || !place.split(['/', ',']).all(is_plain) {
+        return format!("{scheme}***");
     }
+    let settings = settings.map_or(String::new(), |settings| {
+        let shown: Vec<_> = settings.split('&').map(shown_setting).collect();
+        format!("?{}", shown.join("&"))
+    });
+    format!("{scheme}{login}{place}{settings}")
+}
+
+/// Whether this can be no more than a host with its port, or the part of a path: no login whose `@` was forgotten or
+/// encoded.
+fn is_plain(part: &str) -> bool {
+    let port = part.rsplit_once(']').map_or(part, |(_, port)| port);
+    let mut words = port.split(':').skip(1);
+    let is_port = words.next().is_none_or(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    is_port && words.next().is_none() && !part.contains(['%', '#'])
+}
+
+fn shown_setting(setting: &str) -> String {
+    let Some((name, _)) = setting.split_once('=') else { return setting.to_owned() };
+    let small = name.to_ascii_lowercase();
+    let is_secret = ["pass", "secret", "token", "pwd", "key", "auth"].iter().any(|word| small.contains(word));
+    // That one is the name of a file.
+    if is_secret && name != "key" { format!("{name}=***") } else { setting.to_owned() }
 }
 
 impl std::fmt::Debug for Connection {

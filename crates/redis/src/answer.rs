@@ -2,10 +2,13 @@
 //! way, the leases that were taken are given back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tollgate_core::Timestamp;
+use tollgate_core::store::StoreError;
 
-use crate::link::{Job, Nature};
+use crate::link::{ByTag, Job, Nature};
 use crate::stats::Counts;
 use crate::wire::{Message, Reply};
 
@@ -52,7 +55,7 @@ impl Drop for Answer {
         let Some(chores) = self.chores.take() else { return };
         if let Some(message) = self.message.giving_back_leases(self.reply.as_ref()) {
             chores.counts.leases_returned.add(message.items as u64);
-            chores.push(Job { tag: self.tag, message, at: None, nature: Nature::REPEATABLE, reply: None });
+            chores.push(chores.job(self.tag, message, None, Nature::REPEATABLE, None));
         }
     }
 }
@@ -63,6 +66,33 @@ impl Drop for Answer {
 pub(crate) struct Chores {
     queue: Queue,
     counts: Arc<Counts>,
+    pending: Arc<ByTag<AtomicUsize>>,
+}
+
+/// A chore that is not done yet.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    of: Arc<ByTag<AtomicUsize>>,
+    tag: u8,
+}
+
+impl Pending {
+    fn new(of: Arc<ByTag<AtomicUsize>>, tag: u8) -> Self {
+        of.of(tag).fetch_add(1, Ordering::AcqRel);
+        Self { of, tag }
+    }
+}
+
+impl Clone for Pending {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.of), self.tag)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.of.of(self.tag).fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// The driver's own does not keep the driver alive.
@@ -73,8 +103,12 @@ enum Queue {
 }
 
 impl Chores {
-    pub(crate) fn new(queue: mpsc::Sender<Job>, counts: Arc<Counts>) -> Self {
-        Self { queue: Queue::Kept(queue), counts }
+    pub(crate) fn new(
+        queue: mpsc::Sender<Job>,
+        counts: Arc<Counts>,
+        pending: Arc<ByTag<AtomicUsize>>,
+    ) -> Self {
+        Self { queue: Queue::Kept(queue), counts, pending }
     }
 
     pub(crate) fn downgrade(&self) -> Self {
@@ -82,7 +116,20 @@ impl Chores {
             Queue::Kept(queue) => Queue::Borrowed(queue.downgrade()),
             borrowed @ Queue::Borrowed(_) => borrowed.clone(),
         };
-        Self { queue, counts: Arc::clone(&self.counts) }
+        Self { queue, counts: Arc::clone(&self.counts), pending: Arc::clone(&self.pending) }
+    }
+
+    /// A chore. From now on, who asks for the same tag asks behind it.
+    pub(crate) fn job(
+        &self,
+        tag: u8,
+        message: Message,
+        at: Option<Timestamp>,
+        nature: Nature,
+        reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+    ) -> Job {
+        let pending = Some(Pending::new(Arc::clone(&self.pending), tag));
+        Job { tag, message, at, nature, reply, pending }
     }
 
     /// Whether there was room.

@@ -37,6 +37,7 @@ mod breaker;
 mod keys;
 mod limits;
 mod link;
+mod marks;
 mod nodes;
 mod script;
 mod server;

@@ -145,6 +145,12 @@ impl Parameters {
         Self { kind: 7, numbers: [double(capacity), double(ttl), 0.0], extra: 0.0 }
     }
 
+    /// A window that the first call opens, and in which everything passes.
+    pub(crate) fn window(time: Duration) -> Self {
+        let time = u64::try_from(time.as_micros()).unwrap_or(MAX).clamp(1, MAX);
+        Self { kind: 2, numbers: [double(MAX), double(time), 0.0], extra: 0.0 }
+    }
+
     pub(crate) fn room(&self) -> Room {
         Room::of(self.kind)
     }

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 use tollgate_core::Outcome;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::key::{KeyRef, Kind};
@@ -40,7 +39,6 @@ pub(crate) struct Nodes {
     rule: Known,
     lease: LeaseId,
     heartbeat: Duration,
-    lasts: Duration,
     count: AtomicU64,
     seen: Mutex<Seen>,
     left: AtomicBool,
@@ -51,7 +49,6 @@ struct Seen {
     /// The last few numbers. The largest counts: a store that comes back empty hears of its nodes one by one.
     counts: [u64; BEATS as usize + 1],
     next: usize,
-    heard: Option<Instant>,
 }
 
 impl Nodes {
@@ -61,7 +58,6 @@ impl Nodes {
         Self {
             rule: Known::new("tollgate nodes", Parameters::leases(MOST, lasts)),
             lease: LeaseId(rand::random()),
-            lasts,
             heartbeat,
             count: AtomicU64::new(expected),
             seen: Mutex::default(),
@@ -94,18 +90,20 @@ impl Nodes {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Takes note of the store's answer. Whether the store has forgotten this node.
-    pub(crate) fn heard(&self, outcome: Outcome, is_new: bool) -> bool {
+    /// Whether the store says that nobody is left.
+    pub(crate) fn is_nobody(outcome: Outcome) -> bool {
+        outcome.remaining == MOST
+    }
+
+    /// Takes note of the store's answer.
+    pub(crate) fn heard(&self, outcome: Outcome) {
         let mut seen = self.seen.lock();
-        let now = Instant::now();
-        let known = seen.heard.replace(now).is_some_and(|heard| now.duration_since(heard) < self.lasts);
         let next = seen.next % seen.counts.len();
         seen.next = next + 1;
         if let Some(place) = seen.counts.get_mut(next) {
             *place = MOST - outcome.remaining.min(MOST - 1);
         }
         self.count.store(seen.counts.iter().copied().max().unwrap_or(1).max(1), Ordering::Relaxed);
-        known && is_new
     }
 }
 
@@ -117,31 +115,18 @@ mod tests {
         Outcome::allow(MOST - nodes, 0)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_largest_of_the_last_numbers_counts() {
+    #[test]
+    fn the_largest_of_the_last_numbers_counts() {
         let nodes = Nodes::new(Duration::from_secs(5), 3);
         assert_eq!(nodes.count(), 3, "as expected, until it is known");
-        assert!(!nodes.heard(of(12), true));
+        nodes.heard(of(12));
         assert_eq!(nodes.count(), 12);
         // The store comes back empty, and the others announce themselves again within a few heartbeats.
         for _ in 0..BEATS {
-            tokio::time::advance(Duration::from_secs(5)).await;
-            assert!(!nodes.heard(of(1), false));
+            nodes.heard(of(1));
             assert_eq!(nodes.count(), 12);
         }
-        assert!(!nodes.heard(of(2), false));
+        nodes.heard(of(2));
         assert_eq!(nodes.count(), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_store_that_forgets_a_lease_which_cannot_have_expired_has_lost_its_state() {
-        let nodes = Nodes::new(Duration::from_secs(5), 1);
-        assert!(!nodes.heard(of(1), true), "the first time it is new to everybody");
-        tokio::time::advance(Duration::from_secs(5)).await;
-        assert!(!nodes.heard(of(1), false));
-        tokio::time::advance(Duration::from_secs(5)).await;
-        assert!(nodes.heard(of(1), true));
-        tokio::time::advance(Duration::from_secs(15)).await;
-        assert!(!nodes.heard(of(1), true), "it has expired");
     }
 }

@@ -22,13 +22,6 @@ fn sha() -> &'static str {
     &SHA
 }
 
-/// Makes what stands under our names without being ours go away: leases live in sorted sets, all else in strings.
-const MEND: &str = "for _, key in ipairs(KEYS) do
-  local set = string.find(key, ':[oc]$')
-  local kind = redis.call('TYPE', key).ok
-  if kind ~= 'none' and kind ~= (set and 'zset' or 'string') then redis.call('DEL', key) end
-end";
-
 /// The script as the servers know it.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
@@ -49,33 +42,21 @@ impl Script {
         self.counts.calls.add(1);
         let argument = argument(messages.clone(), at);
         let keys = messages.clone().map(|message| message.keys.len()).sum::<usize>();
-        let command = |name: &str, script: &str, argument: Option<&[u8]>| {
-            let length = argument.map_or(0, <[u8]>::len) + 96 * keys + script.len() + 32;
-            let mut command = Cmd::with_capacity(keys + 4, length);
+        let command = |name: &str, script: &str| {
+            let mut command = Cmd::with_capacity(keys + 4, argument.len() + 96 * keys + script.len() + 32);
             command.arg(name).arg(script).arg(keys);
             for key in messages.clone().flat_map(|message| &message.keys) {
                 command.arg(key.as_slice());
             }
-            if let Some(argument) = argument {
-                command.arg(argument);
-            }
+            command.arg(argument.as_slice());
             command
         };
         let unexpected =
             || RedisError::from((ErrorKind::UnexpectedReturnType, "the script answers with numbers"));
         let alone = messages.clone().nth(1).is_none();
-        let call = |name: &str, script: &str| command(name, script, Some(argument.as_slice()));
-        match self.run(connection, call, alone).await {
-            Ok(Value::BulkString(numbers)) => Reply::read(&numbers).ok_or_else(unexpected),
-            Ok(_) => Err(unexpected()),
-            Err(error) => {
-                // This call is lost, and may have been charged in part. The next ones need not be.
-                if error.to_string().contains("WRONGTYPE") {
-                    self.counts.keys_mended.add(1);
-                    let _ = connection.send(&command("EVAL", MEND, None)).await;
-                }
-                Err(error)
-            }
+        match self.run(connection, command, alone).await? {
+            Value::BulkString(numbers) => Reply::read(&numbers).ok_or_else(unexpected),
+            _ => Err(unexpected()),
         }
     }
 

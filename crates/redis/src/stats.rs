@@ -51,12 +51,10 @@ stats! {
     late,
     /// How often a server did not know the script.
     script_loads,
-    /// Calls that met a key of ours that somebody had made something else. They failed; the key was taken away.
-    keys_mended,
     /// How often a node of a cluster pointed to another.
     redirects,
-    /// How often the store was found to have forgotten what it knew: flushed, restarted, or replaced by a replica
-    /// that knew less.
+    /// How often the store, or a part of it, was found to have forgotten what it knew: flushed, restarted, or replaced by
+    /// a replica that knew nothing.
     states_lost,
     /// Leases that were given back because their callers had gone away.
     leases_returned,

@@ -18,6 +18,7 @@ use crate::answer::Answer;
 use crate::keys::{FamilyId, Names, Subject, family_id};
 use crate::limits::{Parameters, Room};
 use crate::link::{Link, Nature, Status};
+use crate::marks::Marks;
 use crate::nodes::{NODES, Nodes};
 use crate::stats::RedisStats;
 use crate::wire::{Act, Item, Keys, MAX_ITEMS, Message, Reply};
@@ -53,6 +54,7 @@ struct Inner {
     rules: RwLock<Rules>,
     link: Link,
     nodes: Nodes,
+    marks: Marks,
     warnings: Vec<String>,
     address: String,
 }
@@ -95,7 +97,8 @@ impl RedisStore {
         address: String,
     ) -> Self {
         let heartbeat = nodes.heartbeat();
-        let inner = Arc::new(Inner { names, rules: RwLock::default(), link, nodes, warnings, address });
+        let (rules, marks) = (RwLock::default(), Marks::default());
+        let inner = Arc::new(Inner { names, rules, link, nodes, marks, warnings, address });
         tokio::spawn(announce(Arc::downgrade(&inner), heartbeat));
         Self { inner }
     }
@@ -133,10 +136,18 @@ impl RedisStore {
     /// For a process that ends: tells the store so, and waits until leases that were to be given back have been, no longer
     /// than the deadline of a decision. Without it, others count this process for some seconds more.
     pub async fn close(&self) {
-        self.inner.nodes.leave();
+        let Inner { names, link, nodes, marks, .. } = &*self.inner;
+        nodes.leave();
         let (tag, message) = self.inner.to_nodes(Act::Refund);
-        let link = &self.inner.link;
-        let _ = link.chore(tag, message, None, Nature::REPEATABLE, link.deadline()).await;
+        let deadline = link.deadline();
+        let left = link.chore(tag, message, None, Nature::REPEATABLE, deadline).await;
+        if left.is_ok_and(|reply| reply.outcomes().next().is_some_and(Nodes::is_nobody)) {
+            let forget = |tag| {
+                let message = marks.message(names, tag, Act::Forget);
+                link.chore(tag, message, None, Nature::REPEATABLE, deadline)
+            };
+            join_all(marks.tags().into_iter().map(forget)).await;
+        }
     }
 
     /// What the store has counted.
@@ -150,6 +161,9 @@ async fn announce(store: Weak<Inner>, heartbeat: Duration) {
     loop {
         let Some(inner) = store.upgrade().filter(|inner| !inner.nodes.has_left()) else { return };
         let known = inner.announce().await;
+        if known || inner.link.has_slots() {
+            inner.look_at_marks().await;
+        }
         drop(inner);
         // Not all at once, and after a failure soon again.
         let wait = if known { heartbeat } else { heartbeat.min(Duration::from_secs(1)) };
@@ -177,17 +191,23 @@ impl Inner {
     async fn announce(&self) -> bool {
         let (tag, message) = self.to_nodes(Act::Charge);
         let answer = self.link.call(tag, message, None, self.link.deadline()).await;
-        let Ok(reply) = answer.map(Answer::claim) else { return false };
-        let (Some(outcome), Some(is_new)) = (reply.outcomes().next(), reply.taken().next()) else {
-            return false;
+        let outcome = answer.ok().and_then(|answer| answer.claim().outcomes().next());
+        outcome.map(|outcome| self.nodes.heard(outcome)).is_some()
+    }
+
+    async fn look_at_marks(&self) {
+        let deadline = self.link.deadline();
+        let look = |tag| async move {
+            let answer =
+                self.link.call(tag, self.marks.message(&self.names, tag, Act::Charge), None, deadline).await;
+            answer.is_ok_and(|answer| self.marks.heard(tag, &answer.claim()))
         };
-        if self.nodes.heard(outcome, is_new) {
+        if join_all(self.marks.next_tags(self.link.has_slots()).map(look)).await.contains(&true) {
             self.link.counts().states_lost.add(1);
             tracing::warn!(
-                "the store in Redis has forgotten what it knew (flushed, restarted, or failed over): limits start anew"
+                "the store in Redis has forgotten what it knew, or a part of it (flushed, or restarted): limits start anew"
             );
         }
-        true
     }
 
     fn rule(&self, rule: Rule) -> Result<Arc<Known>, StoreError> {

@@ -23,10 +23,15 @@ const ATTEMPTS: u64 = 10;
 
 /// Limits that give nothing back while the test runs.
 fn limits() -> Vec<(&'static str, Limit)> {
-    let day = Nanos::from_secs(86_400);
+    let (day, age) = (Nanos::from_secs(86_400), Nanos::from_secs(100 * 366 * 86_400));
     vec![
         ("token bucket", Limit::token_bucket(LIMIT, 1, day).unwrap()),
         ("leaky queue", Limit::leaky_queue(LIMIT - 1, 1, day, 3).unwrap()),
+        // The first window of 1970 is not over yet.
+        (
+            "aligned window",
+            Limit::fixed_window(LIMIT, age, WindowStart::Aligned { offset: Nanos::ZERO }).unwrap(),
+        ),
         ("anchored window", Limit::fixed_window(LIMIT, day, WindowStart::FirstCall).unwrap()),
         ("sliding window", Limit::sliding_window(LIMIT, day).unwrap()),
         ("interval bucket", Limit::interval_bucket(LIMIT, 1, day).unwrap()),
@@ -35,13 +40,23 @@ fn limits() -> Vec<(&'static str, Limit)> {
         ("sub-windows", Limit::sub_windows(LIMIT, day, 24, SubWindows::NPlusOne).unwrap()),
         ("leases", Limit::leases(LIMIT, day).unwrap()),
         ("fleet", Limit::fleet(LIMIT, (0, 1), FleetMode::Total, day).unwrap()),
+        // Enough of those who ask are critical to take all that is kept for them.
+        (RESERVE, Limit::fleet(LIMIT, (1, 5), FleetMode::Total, day).unwrap()),
     ]
 }
 
 const URL: &str = "TOLLGATE_TEST_URL";
+const RESERVE: &str = "fleet with a reserve";
+const KEY: KeyRef<'_> = KeyRef { kind: Kind::Bytes, bytes: b"one key" };
 
-#[test]
-fn two_processes_admit_exactly_the_limit_by_every_algorithm() {
+async fn open(url: &str) -> RedisStore {
+    let store = RedisStore::builder(url).deadline(Duration::from_secs(30)).build().unwrap();
+    store.ready().await.unwrap();
+    store
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_admit_exactly_the_limit_by_every_algorithm() {
     let server = RedisServer::start();
     let children: Vec<_> = (0..2)
         .map(|_| {
@@ -66,15 +81,17 @@ fn two_processes_admit_exactly_the_limit_by_every_algorithm() {
     for (((name, _), first), second) in limits().into_iter().zip(first).zip(second) {
         assert_eq!(first + second, LIMIT, "{name}: {first} in one process, {second} in the other");
     }
+    let (_, limit) = limits().into_iter().find(|(name, _)| *name == RESERVE).unwrap();
+    let store = open(&server.url()).await;
+    let held = store.in_progress(store.define(RESERVE, limit).unwrap(), KEY, None).await.unwrap();
+    assert_eq!(held.other + held.critical, LIMIT);
+    assert!(held.critical >= LIMIT / 5, "{held:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "started by the test above, twice"]
 async fn one_of_two_processes() {
-    let store =
-        RedisStore::builder(std::env::var(URL).unwrap()).deadline(Duration::from_secs(30)).build().unwrap();
-    store.ready().await.unwrap();
-    let key = KeyRef { kind: Kind::Bytes, bytes: b"one key" };
+    let store = open(&std::env::var(URL).unwrap()).await;
     let process = u128::from(std::process::id());
     let mut counts = Vec::new();
     for (name, limit) in limits() {
@@ -85,7 +102,8 @@ async fn one_of_two_processes() {
                 let mut admitted = 0;
                 for attempt in 0..ATTEMPTS {
                     let lease = LeaseId(process << 64 | u128::from(task * ATTEMPTS + attempt));
-                    let charge = Charge { rule, key, ask: Ask { lease, ..Ask::from(1) } };
+                    let ask = Ask { lease, critical: attempt % 3 == 0, ..Ask::from(1) };
+                    let charge = Charge { rule, key: KEY, ask };
                     admitted += u64::from(store.charge(&[charge], None).await.unwrap().allowed);
                 }
                 admitted

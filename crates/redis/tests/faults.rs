@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::{Failsafe, FleetMode, Limit, Nanos, OnFailure};
-use tollgate_core::limit::Ask;
+use tollgate_core::limit::{Ask, Op};
 use tollgate_core::store::{Charge, Rule, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::{Flavour, Proxy, RedisServer, Sentinel};
@@ -294,6 +294,28 @@ async fn a_flush_gives_one_fresh_burst_and_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_takes_longer_than_any_heartbeat_is_counted_and_one_that_keeps_its_data_is_not() {
+    let mut server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    until("the node is known", || !keys(&server).is_empty()).await;
+    for lost in 1..3 {
+        // Some heartbeats, so that the mark is there.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(node.shared().stats().states_lost, lost - 1);
+        server.kill();
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        server.restart();
+        until("the loss is noticed", || node.shared().stats().states_lost == lost).await;
+    }
+    server.freeze();
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    server.thaw();
+    until_exact(&node).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(node.shared().stats().states_lost, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_a_replica_that_lags_gives_back_what_it_had_not_heard_of_and_no_more() {
     let mut primary = RedisServer::start();
     let port = primary.port().to_string();
@@ -512,9 +534,11 @@ async fn eviction_is_warned_of_and_survived() {
     assert!(server.info("stats", "evicted_keys").unwrap() > 1000.0);
 }
 
+/// All keys but those of nobody, by which the store itself is watched.
 fn keys(server: &RedisServer) -> Vec<String> {
     let reply = server.command(&["KEYS", "tg:*"]);
-    reply.split("\r\n").filter(|line| line.starts_with("tg:")).map(str::to_owned).collect()
+    let is_own = |line: &&str| line.starts_with("tg:") && !is_of_nobody(line);
+    reply.split("\r\n").filter(is_own).map(str::to_owned).collect()
 }
 
 fn expiry(server: &RedisServer, key: &str) -> i64 {
@@ -772,36 +796,174 @@ async fn a_key_that_somebody_made_something_else_is_taken_back_and_disturbs_nobo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_set_that_somebody_made_something_else_costs_one_call_is_told_and_taken_back() {
+async fn a_set_that_somebody_made_something_else_is_taken_back_and_disturbs_nobody() {
     let server = RedisServer::start();
     let node = patient_node(&server.url()).await;
     let limits = [
         Limit::leases(3, Nanos::from_secs(3600)).unwrap(),
         Limit::fleet(3, (0, 4), FleetMode::Allocation, Nanos::from_secs(3600)).unwrap(),
+        Limit::fleet(3, (0, 4), FleetMode::Total, Nanos::from_secs(3600)).unwrap(),
     ];
+    let mut ids = 0;
     for (number, limit) in limits.into_iter().enumerate() {
         let rule = node.define(&format!("limit {number}"), limit).unwrap();
-        let take = |id| [Charge { rule, key: "alice".into(), ask: lease(id) }];
-        assert!(node.charge(&take(1), None).await.unwrap().allowed);
-        let sets =
-            || -> Vec<String> { keys(&server).into_iter().filter(|key| key.ends_with(":o")).collect() };
-        for key in sets() {
-            server.command(&["SET", &key, "x"]);
+        let mut take = async |critical: bool| {
+            ids += 1;
+            let ask = Ask { critical, ..lease(ids) };
+            let charge = Charge { rule, key: "alice".into(), ask };
+            (charge, node.charge(&[charge], None).await.unwrap())
+        };
+        let spoil = |which: &str| {
+            let sets: Vec<_> = keys(&server).into_iter().filter(|key| key.ends_with(which)).collect();
+            assert!(!sets.is_empty(), "limit {number} has no {which}");
+            sets.iter().for_each(|key| drop(server.command(&["SET", key, "x"])));
+        };
+        // Whatever meets it first: a charge, one that is refused, a count, or a lease that goes back.
+        for first in 0..4 {
+            let (held, verdict) = take(false).await;
+            assert!(verdict.allowed && verdict.degraded.is_empty());
+            if number > 0 {
+                assert!(take(true).await.1.allowed);
+            }
+            let of = if number > 0 && first % 2 == 0 { ":c" } else { ":o" };
+            spoil(of);
+            match first {
+                0 => assert!(take(false).await.1.degraded.is_empty()),
+                1 => while take(false).await.1.allowed {},
+                2 => drop(node.in_progress(rule, "alice".into(), None).await.unwrap()),
+                _ => drop(node.apply(Op::Refund, held, None).await.unwrap()),
+            }
+            // What was held is forgotten with its set, and the limit holds again.
+            let mut taken = 0;
+            while take(false).await.1.allowed {
+                taken += 1;
+                assert!(taken <= 3);
+            }
+            let counted = node.in_progress(rule, "alice".into(), None).await.unwrap();
+            assert_eq!(
+                counted.other,
+                3 - if number == 2 { counted.critical } else { 0 },
+                "limit {number}, {first}"
+            );
+            node.reset(rule, "alice".into()).await.unwrap();
         }
-        assert_eq!(node.charge(&take(2), None).await.unwrap().degraded.len(), 1);
-        let warnings = node.shared().health().warnings;
-        assert!(warnings.iter().any(|warning| warning.contains("WRONGTYPE")), "{warnings:?}");
-        assert_eq!(node.shared().stats().keys_mended, number as u64 + 1);
-        // From then on all is well: the one lease of before is forgotten with its set.
-        let mut taken = 0;
-        for id in 3..9 {
-            let verdict = node.charge(&take(id), None).await.unwrap();
-            assert!(verdict.degraded.is_empty(), "{verdict:?}");
-            taken += u64::from(verdict.allowed);
-        }
-        assert!((2..=3).contains(&taken), "{taken}");
-        server.command(&["FLUSHALL"]);
     }
+    assert_eq!((node.stats().local, node.shared().stats().failed), (0, 0));
+    // And those who share a call with it.
+    let rule = node.define("in progress", leases(10)).unwrap();
+    let names: Vec<String> = (0..200).map(|name| format!("user {name}")).collect();
+    let of = |name: &'static str, id| Charge { rule, key: name.into(), ask: lease(id) };
+    server.command(&["FLUSHALL"]);
+    assert!(node.charge(&[of("bob", 1)], None).await.unwrap().allowed);
+    for key in keys(&server).into_iter().filter(|key| key.ends_with(":o") && expiry(&server, key) > 60_000) {
+        server.command(&["SET", &key, "x"]);
+    }
+    let calls = names.iter().enumerate().map(|(number, name)| {
+        let (key, node) = (if number == 100 { "bob" } else { name.as_str() }, &node);
+        async move { node.charge(&[Charge { rule, key: key.into(), ask: lease(2) }], None).await.unwrap() }
+    });
+    for verdict in join_all(calls).await {
+        assert!(verdict.allowed && verdict.degraded.is_empty());
+    }
+}
+
+/// What the script takes of the server's time for one call, in microseconds, while something is done.
+async fn time_per_call(server: &RedisServer, what: impl Future<Output = ()>) -> f64 {
+    server.command(&["CONFIG", "RESETSTAT"]);
+    what.await;
+    let stats = server.command(&["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap();
+    let per_call = line.split(',').find_map(|part| part.strip_prefix("usec_per_call=")).unwrap();
+    per_call.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_is_lowered_below_what_is_held_keeps_the_server_from_nobody() {
+    const HELD: u64 = 20_000;
+    const HOUR: Nanos = Nanos::from_secs(3600);
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let noon = 1_700_000_000;
+    let at = |seconds: u64| Some(tollgate::Timestamp::from_secs(noon + seconds));
+    let fleet = |capacity| Limit::fleet(capacity, (0, 1), FleetMode::Total, HOUR).unwrap();
+    let lease_limit = |capacity| Limit::leases(capacity, HOUR).unwrap();
+    for limit in [fleet, lease_limit] as [fn(u64) -> Limit; 2] {
+        let rule = node.define(&format!("{:?}", limit(1)), limit(HELD)).unwrap();
+        let is_fleet = matches!(limit(1), Limit::Fleet(_));
+        for id in 0..HELD / 1000 {
+            // Every other one is critical, so that the two sets end by turns.
+            let ask = Ask { cost: 1000, critical: is_fleet && id % 2 == 0, ..lease(id.into()) };
+            let taken = node.charge(&[Charge { rule, key: "alice".into(), ask }], at(id)).await.unwrap();
+            assert!(taken.allowed);
+        }
+        node.redefine(rule, limit(100), None).unwrap();
+        let ask = |cost| Charge { rule, key: "alice".into(), ask: Ask { cost, ..lease(99_999) } };
+        let refused = async {
+            for _ in 0..100 {
+                assert!(!node.charge(&[ask(1)], at(100)).await.unwrap().allowed);
+            }
+        };
+        let took = time_per_call(&server, refused).await;
+        assert!(took < 1000.0, "{took} microseconds for one call");
+        // 19,901 of 20,000 have to end: all but some of the last thousand, which was taken after 19 seconds.
+        let refused = node.charge(&[ask(1)], at(100)).await.unwrap();
+        assert_eq!(refused.retry_after, Some(Nanos::from_secs(3600 + 19 - 100)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_leases_under_a_clock_that_steps_back_are_set_back_some_at_a_time() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let noon = 1_700_000_000_i64;
+    let at = |seconds: i64| Some(tollgate::Timestamp::from_secs((noon + seconds) as u64));
+    let minute = Nanos::from_secs(60);
+    let limits = [Limit::leases(10_000, minute), Limit::fleet(10_000, (0, 1), FleetMode::Total, minute)];
+    for (number, limit) in limits.into_iter().enumerate() {
+        let rule = node.define(&format!("limit {number}"), limit.unwrap()).unwrap();
+        let take = async |id: u128, cost, seconds| {
+            let ask = Ask { cost, critical: number == 1 && id.is_multiple_of(2), ..lease(id) };
+            node.charge(&[Charge { rule, key: "alice".into(), ask }], at(seconds)).await.unwrap().allowed
+        };
+        for id in 0..10 {
+            assert!(take(id, 1000, 0).await);
+        }
+        let stepped = async {
+            for id in 100..120 {
+                assert!(!take(id, 1, -3600).await, "limit {number}: no place comes free by the step");
+            }
+        };
+        let took = time_per_call(&server, stepped).await;
+        assert!(took < 5000.0, "{took} microseconds for one call");
+        assert!(!take(200, 1, -3600 + 59).await, "limit {number}");
+        assert!(
+            take(201, 1, -3600 + 61).await,
+            "limit {number}: nobody is locked out for longer than a lease"
+        );
+        assert_eq!(node.in_progress(rule, "alice".into(), at(-3600 + 61)).await.unwrap().critical, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_idle_leaves_a_subjects_string_while_the_rest_of_it_lives() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let long = node.define("long", once(10)).unwrap();
+    assert!(charge(&*node, long, "alice").await.allowed);
+    let short = |number| {
+        let limit = Limit::token_bucket(1, 1, Nanos::new(1_000_000)).unwrap();
+        node.define(&format!("short {number}"), limit).unwrap()
+    };
+    for number in 0..200 {
+        assert!(charge(&*node, short(number), "alice").await.allowed);
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert!(charge(&*node, long, "alice").await.allowed);
+    let own = keys(&server).into_iter().filter(|key| expiry(&server, key) > 60_000).collect::<Vec<_>>();
+    assert_eq!(own.len(), 1);
+    let length: usize = server.command(&["STRLEN", &own[0]]).trim().trim_start_matches(':').parse().unwrap();
+    assert!(length <= 9 * 65, "{length} bytes: some of what is idle may stay");
+    assert_eq!(left(&node, long, "alice").await, 8);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -811,12 +973,16 @@ async fn leases_that_are_given_back_while_packets_vanish_are_given_back() {
     let node = node(&proxy.url()).await;
     let rule = node.define("in progress", leases(1000)).unwrap();
     let of = |id| Charge { rule, key: "alice".into(), ask: lease(id) };
-    for id in 0..100 {
+    for id in 0..200 {
         assert!(node.charge(&[of(id)], None).await.unwrap().degraded.is_empty());
     }
     proxy.black_hole();
     (0..100).for_each(|id| node.give_back(of(id)));
     until_degraded(&node).await;
+    for id in 100..200 {
+        let op = if id % 2 == 0 { Op::Refund } else { Op::Undo };
+        assert!(node.apply(op, of(id), None).await.unwrap().allowed);
+    }
     tokio::time::sleep(Duration::from_millis(700)).await;
     proxy.pass();
     until_exact(&node).await;
@@ -842,4 +1008,15 @@ async fn a_primary_that_sentinels_have_replaced_is_left_although_it_lives() {
     let calls = load.finish().await;
     assert!(calls.iter().all(|call| call.allowed));
     assert!(left(&node, rule, "alice").await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_a_place_back_and_asks_anew_finds_it_free_however_many_others_do() {
+    let server = RedisServer::start();
+    let node = patient_node(&server.url()).await;
+    let (asked, refused, degraded) = take_and_give_back(&node, 256, Duration::from_secs(2)).await;
+    assert!(asked > 5000, "{asked}: too few to mean anything");
+    assert_eq!((refused, degraded), (0, 0), "of {asked}");
+    // And when nobody else is there, so that nothing has to wait.
+    assert_eq!(take_and_give_back(&node, 1, Duration::from_millis(300)).await.1, 0);
 }

@@ -204,6 +204,21 @@ async fn an_address_that_is_none_does_not_show_its_password_either() {
         "redis+unix:///run/redis.sock?db=x&pass=hunter2",
         "redis+unix:///run/redis.sock?pass=hunter2&db=x",
         "redis+unix://user:hunter2@host/x",
+        "redis+unix:///run/redis.sock?password=hunter2",
+        "redis+unix:///run/redis.sock?pass=a&pass=hunter2&foo=1",
+        "redis://host:6379?password=hunter2",
+        "redis://host:6379?PASSWD=hunter2",
+        "redis://host:6379?secret=a&api_token=hunter2&pwd=hunter2&x_key=hunter2",
+        "redis-sentinel://h:26379/name?sentinel_password=hunter2",
+        "redis-sentinel://h:26379/name?sentinel_pass=a&x_pass=hunter2",
+        "redis-sentinel://:hunter2@h:26379/name?sentinel_pass=hunter2&foo=1",
+        "redis://user:hunter2%40host:6379",
+        "redis-cluster://a:6379,user:hunter2%40host:6379",
+        "redis://user:hunter2:host:6379",
+        "redis://user:hunter2",
+        "redis://h:6379#hunter2",
+        "redis:/user:hunter2",
+        "redis:user:hunter2%40host",
     ] {
         let error = RedisStore::check_address(address).expect_err(address);
         let shown = format!("{error} {error:?}");

@@ -60,7 +60,7 @@ impl<F> Target<F> {
 }
 
 /// Replays every `*.json` file of `dir`, in the order of their names, each case against a store of its own.
-/// Writes a line per file, what went wrong, and last `N passed, M failed`.
+/// Writes a line per file, what went wrong, and last `N passed, M failed`. That nothing was replayed is an error.
 pub fn run<S: Store>(
     dir: &Path,
     target: &Target<impl Fn() -> S>,
@@ -90,6 +90,9 @@ pub fn run<S: Store>(
         }
     }
     writeln!(out, "{} passed, {} failed", report.passed, report.failed)?;
+    if report.passed + report.failed == 0 {
+        bail!("nothing was replayed: {} skipped of {}", report.skipped, counted(files.len(), "file"));
+    }
     Ok(report)
 }
 

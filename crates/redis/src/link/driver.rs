@@ -1,7 +1,6 @@
 //! The task that keeps the connection: it takes decisions and chores from their queues, and knows when to leave a store
 //! alone and when to ask again.
 
-use std::collections::VecDeque;
 use std::iter::once;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,9 +12,10 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
-use super::call::{Problem, carry};
-use super::parts::{Busy, Parts};
-use super::{CHORES, Ends, Job, Nature, Probe, Settings, Shared, Status, unavailable};
+use super::call::{Carried, Problem, carry};
+use super::lanes::Lanes;
+use super::parts::Parts;
+use super::{Ends, Job, Nature, Probe, Settings, Shared, Status, unavailable};
 use crate::address::{Connection, Servers, give_up};
 use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
@@ -38,11 +38,7 @@ pub(super) struct Driver {
     status: watch::Sender<Status>,
     /// Which connection a caller has found broken.
     broken: watch::Receiver<u64>,
-    /// Decisions taken from the queue, not yet sent.
-    waiting: Vec<Job>,
-    chores: VecDeque<Job>,
-    /// Chores on their way, to be sent again if their connection breaks.
-    on_their_way: Vec<Job>,
+    lanes: Lanes,
     unclaimed: Chores,
     probe: Probe,
     deadline: Duration,
@@ -61,15 +57,13 @@ impl Driver {
     pub(super) fn new(servers: Servers, settings: Settings, probe: Probe, ends: Ends) -> Self {
         let Ends { queue, inbox, shared, status, broken, unclaimed } = ends;
         Self {
+            lanes: Lanes::new(servers.is_cluster()),
             servers: Arc::new(servers),
             queue,
             inbox,
             shared,
             status,
             broken,
-            waiting: Vec::new(),
-            chores: VecDeque::new(),
-            on_their_way: Vec::new(),
             unclaimed,
             probe,
             deadline: settings.deadline,
@@ -89,7 +83,7 @@ impl Driver {
                     let begun = Instant::now();
                     self.shared.script.counts.connections.add(1);
                     *self.shared.connection.write() = Some((generation, connection.clone()));
-                    self.shared.breakers.0.iter().for_each(Breaker::close);
+                    self.shared.breakers.iter().for_each(Breaker::close);
                     self.say(Status::Up(warnings));
                     let stopped = self.serve(connection, generation).await;
                     *self.shared.connection.write() = None;
@@ -101,14 +95,14 @@ impl Driver {
                         wait = FIRST_WAIT;
                         continue;
                     }
-                    self.shared.breakers.0.iter().for_each(Breaker::open);
+                    self.shared.breakers.iter().for_each(Breaker::open);
                     if self.refuse_for(jittered(wait), "its connection broke").await {
                         return;
                     }
                     wait = (2 * wait).min(LONGEST_WAIT);
                 }
                 Err(problem) => {
-                    self.shared.breakers.0.iter().for_each(Breaker::open);
+                    self.shared.breakers.iter().for_each(Breaker::open);
                     self.say(Status::Down(problem.clone()));
                     if self.refuse_for(jittered(wait), &problem).await {
                         return;
@@ -175,7 +169,7 @@ impl Driver {
                 let _ = reply.send(Err(unavailable(problem)));
             }
         };
-        self.waiting.drain(..).for_each(refuse);
+        self.lanes.drain_decisions().for_each(refuse);
         let over = tokio::time::sleep(time);
         tokio::pin!(over);
         loop {
@@ -190,14 +184,14 @@ impl Driver {
     }
 
     async fn serve(&mut self, mut connection: Connection, generation: u64) -> Stopped {
-        self.chores.extend(self.on_their_way.drain(..));
+        self.lanes.restart();
+        let unclaimed = self.unclaimed.clone();
         let cluster = self.servers.is_cluster();
         let shared = Arc::clone(&self.shared);
         let breakers = &shared.breakers;
         let mut broken = self.broken.clone();
         let mut calls = FuturesUnordered::new();
-        let mut busy = Busy::new(cluster);
-        let mut tidying = false;
+        let mut decisions = Vec::with_capacity(BATCH);
         let mut parts = Parts::default();
         let (mut probes, mut connecting) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut demotion = pin!(demoted(Arc::clone(&self.servers), self.give_up));
@@ -205,27 +199,23 @@ impl Driver {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut unused, mut tidied) = (false, false);
         loop {
-            while let Some(jobs) = self.next_batch(&mut busy) {
-                calls.push(carry(connection.clone(), jobs, &shared, self.give_up));
+            // Whatever was given back before somebody asked is here by now, and goes first.
+            while self.lanes.has_room_for_chores(false)
+                && let Ok(chore) = self.inbox.try_recv()
+            {
+                self.take_in(chore);
             }
-            if !tidying && let Some(chores) = self.next_chores(cluster) {
-                tidying = true;
-                self.on_their_way = chores.iter().filter_map(Job::once_more).collect();
-                calls.push(carry(connection.clone(), chores, &shared, self.give_up));
+            while let Some(jobs) = self.lanes.next(breakers) {
+                let carried = Carried { jobs, unclaimed: &unclaimed };
+                calls.push(carry(connection.clone(), carried, &shared, self.give_up));
             }
-            if unused && tidied && calls.is_empty() && self.chores.is_empty() {
+            // What is left is for parts that are away.
+            if unused && tidied && calls.is_empty() {
                 return Stopped::Unused;
             }
             tokio::select! {
                 biased;
                 Some(done) = calls.next(), if !calls.is_empty() => {
-                    match done.first() {
-                        Some((job, _)) if job.nature == Nature::Decision => busy.leave(job.tag),
-                        _ => {
-                            tidying = false;
-                            self.on_their_way.clear();
-                        }
-                    }
                     if self.finish(done) && !cluster {
                         return Stopped::Broken;
                     }
@@ -236,10 +226,11 @@ impl Driver {
                 Some((tag, back)) = probes.next(), if !probes.is_empty() => {
                     if back {
                         breakers.of(tag).close();
+                        self.lanes.wake(tag);
                     }
                     parts.probed(back);
                     if probes.is_empty() {
-                        if breakers.0.iter().all(Breaker::is_open) {
+                        if breakers.iter().all(Breaker::is_open) {
                             return Stopped::Broken;
                         }
                         // Perhaps another node has taken the place of one that stays away. Meanwhile the others are
@@ -266,57 +257,35 @@ impl Driver {
                         probes.push(probe_later(connection.clone(), tag, message, self.deadline, &shared.script));
                     }
                 }
-                count = self.queue.recv_many(&mut self.waiting, BATCH),
-                    if !unused && busy.has_room(self.waiting.len()) => unused = count == 0,
-                chore = self.inbox.recv(), if !tidied && self.chores.len() < CHORES => match chore {
-                    Some(chore) => {
-                        self.chores.push_back(chore);
-                        while self.chores.len() < BATCH && let Ok(chore) = self.inbox.try_recv() {
-                            self.chores.push_back(chore);
-                        }
-                    }
+                count = self.queue.recv_many(&mut decisions, BATCH), if !unused && self.lanes.has_room() => {
+                    unused = count == 0;
+                    decisions.drain(..).for_each(|job| self.lanes.add(job));
+                }
+                chore = self.inbox.recv(), if !tidied && self.lanes.has_room_for_chores(false) => match chore {
+                    Some(chore) => self.take_in(chore),
                     None => tidied = true,
                 }
             }
         }
     }
 
-    /// Decisions that can share a call: of one moment, and of one slot where there are slots. Those whose callers have
-    /// gone away are let go: they have not been charged.
-    fn next_batch(&mut self, busy: &mut Busy) -> Option<Vec<Job>> {
-        self.waiting.retain(|job| job.reply.as_ref().is_some_and(|reply| !reply.is_closed()));
-        let count = self.waiting.len();
-        let first = self.waiting.iter().find(|job| busy.is_free(job.tag, count))?;
-        let (tag, at) = (first.tag, first.at);
-        let fits = |job: &mut Job| job.at == at && (!busy.by_tag() || job.tag == tag);
-        let jobs = self.waiting.extract_if(.., fits).take(BATCH).collect();
-        busy.enter(tag);
-        Some(jobs)
-    }
-
-    /// Chores that can share a call, and whose part of the store answers.
-    fn next_chores(&mut self, cluster: bool) -> Option<Vec<Job>> {
-        let breakers = &self.shared.breakers;
-        let first = self.chores.iter().find(|job| !breakers.of(job.tag).is_open())?;
-        let (tag, at) = (first.tag, first.at);
-        let mut jobs = Vec::new();
-        let mut rest = VecDeque::with_capacity(self.chores.len());
-        for job in self.chores.drain(..) {
-            if jobs.len() < BATCH && job.at == at && (!cluster || job.tag == tag) {
-                jobs.push(job);
-            } else {
-                rest.push_back(job);
-            }
+    /// A chore waits its turn, unless too many of parts that are away do already: then its lease expires.
+    fn take_in(&mut self, chore: Job) {
+        if self.lanes.has_room_for_chores(self.shared.breakers.of(chore.tag).is_open()) {
+            self.lanes.add(chore);
+        } else {
+            self.shared.script.counts.chores_dropped.add(1);
         }
-        self.chores = rest;
-        Some(jobs)
     }
 
     /// Tells every caller of a call what it is waiting for. Whether the connection must not be used again.
     fn finish(&mut self, done: Vec<(Job, Result<Reply, Problem>)>) -> bool {
         let mut is_broken = false;
+        if let Some((job, _)) = done.first() {
+            self.lanes.leave(job.tag);
+        }
         // One call that fails is one failure, however many share it.
-        let mut failed = Vec::new();
+        let mut failed = false;
         for (mut job, result) in done {
             let breaker = self.shared.breakers.of(job.tag);
             match result {
@@ -331,22 +300,21 @@ impl Driver {
                     }
                 }
                 Err(problem) => {
-                    if !failed.contains(&job.tag) && (failed.is_empty() || self.servers.is_cluster()) {
+                    if !failed {
                         breaker.failed();
-                        failed.push(job.tag);
+                        failed = true;
+                    }
+                    if problem.is_silence() {
+                        // Chores go on being sent where nobody asks and fails, and each of these would be waited for.
+                        breaker.open();
                     }
                     is_broken |= problem.is_fatal();
                     self.shared.complain(&problem);
                     if let Some(reply) = job.reply.take() {
                         let _ = reply.send(Err(unavailable(&problem.describe())));
                     }
-                    match job.nature {
-                        Nature::Repeatable { .. } => self.chores.extend(job.once_more()),
-                        // It may have run: what it may have taken and can be named is given back.
-                        Nature::Decision if problem.is_fatal() => {
-                            drop(Answer::awaited(job.tag, job.message, &self.unclaimed));
-                        }
-                        _ => {}
+                    if job.nature != Nature::Decision || problem.may_have_run() {
+                        job.left_in_doubt(&self.unclaimed);
                     }
                 }
             }

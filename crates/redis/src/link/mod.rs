@@ -3,17 +3,19 @@
 //!
 //! ```text
 //! call -> breaker open? fail at once
-//!      -> nothing on its way? send it, and wait for the reply
-//!      -> else queue (bounded) -> driver -> EVALSHA of up to 32 decisions -> reply to each
+//!      -> nothing on its way or before it? send it, and wait for the reply
+//!      -> else queue (bounded) -> driver -> EVALSHA of up to 32 chores and decisions -> reply to each
 //!      -> no reply within the deadline: fail; the breaker counts it
 //! ```
 //!
 //! A call that may have been charged is never sent again. `NOSCRIPT` and redirects are followed: then nothing has run.
-//! Leases that are given back or renewed travel in a queue of their own (chores): nobody waits behind them, and they may
-//! be sent again, because doing it twice is doing it once.
+//! Leases that are given back or renewed (chores) wait in a queue of their own and are sent before the decisions that came
+//! after them, so that who gives a place back and asks anew finds it free. They may be sent again, because doing it twice
+//! is doing it once.
 
 mod call;
 mod driver;
+mod lanes;
 mod parts;
 
 use std::iter::once;
@@ -31,7 +33,7 @@ use self::call::Problem;
 pub(crate) use self::driver::BATCH;
 use self::driver::Driver;
 use crate::address::{Connection, Servers};
-use crate::answer::{Answer, Chores};
+use crate::answer::{Answer, Chores, Pending};
 use crate::breaker::Breaker;
 use crate::script::Script;
 use crate::stats::Counts;
@@ -78,7 +80,9 @@ pub(crate) enum Status {
 /// What callers and the driver both see.
 #[derive(Debug)]
 struct Shared {
-    breakers: Breakers,
+    breakers: ByTag<Breaker>,
+    /// Chores that are not done yet.
+    chores: Arc<ByTag<AtomicUsize>>,
     /// The connection in use, and which it is.
     connection: RwLock<Option<(u64, Connection)>>,
     /// Calls on their way.
@@ -101,9 +105,9 @@ struct Ends {
     unclaimed: Chores,
 }
 
-/// One breaker, or one for each tag where different tags live on different servers.
+/// One, or one for each tag where different tags live on different servers.
 #[derive(Debug)]
-struct Breakers(Box<[Breaker]>);
+pub(crate) struct ByTag<T>(Box<[T]>);
 
 /// A message on its way, and who waits for the reply.
 #[derive(Debug)]
@@ -113,6 +117,8 @@ pub(crate) struct Job {
     pub(crate) at: Option<Timestamp>,
     pub(crate) nature: Nature,
     pub(crate) reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+    /// Of a chore: it counts while it is not done.
+    pub(crate) pending: Option<Pending>,
 }
 
 impl Job {
@@ -120,7 +126,17 @@ impl Job {
     fn once_more(&self) -> Option<Self> {
         let Nature::Repeatable { attempts: attempts @ 1.. } = self.nature else { return None };
         let nature = Nature::Repeatable { attempts: attempts - 1 };
-        Some(Self { tag: self.tag, message: self.message.clone(), at: self.at, nature, reply: None })
+        let Self { tag, ref message, at, ref pending, .. } = *self;
+        Some(Self { tag, message: message.clone(), at, nature, reply: None, pending: pending.clone() })
+    }
+
+    /// It may have been done or not: it is done again if it may be, and what it may have taken and can be named goes back.
+    fn left_in_doubt(self, chores: &Chores) {
+        match self.nature {
+            Nature::Repeatable { .. } => drop(self.once_more().map(|chore| chores.push(chore))),
+            Nature::Decision => drop(Answer::awaited(self.tag, self.message, chores)),
+            Nature::Once => {}
+        }
     }
 }
 
@@ -148,9 +164,10 @@ impl Link {
     pub(crate) fn start(servers: Servers, settings: Settings, probe: Probe) -> Self {
         let (jobs, queue) = mpsc::channel(settings.queue);
         let (chores, inbox) = mpsc::channel(CHORES);
-        let count = if servers.is_cluster() { 256 } else { 1 };
+        let is_cluster = servers.is_cluster();
         let shared = Arc::new(Shared {
-            breakers: Breakers((0..count).map(|_| Breaker::default()).collect()),
+            breakers: ByTag::new(is_cluster),
+            chores: Arc::new(ByTag::new(is_cluster)),
             connection: RwLock::default(),
             calls: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -159,7 +176,7 @@ impl Link {
         });
         let (say, status) = watch::channel(Status::Connecting);
         let (broken, is_broken) = watch::channel(0);
-        let chores = Chores::new(chores, Arc::clone(&shared.script.counts));
+        let chores = Chores::new(chores, Arc::clone(&shared.script.counts), Arc::clone(&shared.chores));
         let driver = Driver::new(
             servers,
             settings,
@@ -237,11 +254,12 @@ impl Link {
             counts.failed.add(1);
             return Err(unavailable("too many decisions are waiting for it"));
         }
-        let answer = match self.shared.connection_if_idle() {
+        let answer = match self.shared.connection_if_idle(tag) {
             Some(idle) => timeout_at(deadline, self.call_directly(idle, tag, message, at)).await,
             None => {
                 let (reply, answer) = oneshot::channel();
-                let job = Job { tag, message, at, nature: Nature::Decision, reply: Some(reply) };
+                let reply = Some(reply);
+                let job = Job { tag, message, at, nature: Nature::Decision, reply, pending: None };
                 if self.jobs.try_send(job).is_err() {
                     counts.failed.add(1);
                     return Err(unavailable("too many decisions are waiting for it"));
@@ -281,6 +299,9 @@ impl Link {
                 breaker.failed();
                 let problem = Problem::Server(error);
                 self.shared.complain(&problem);
+                if !problem.may_have_run() {
+                    answer.claim();
+                }
                 if problem.is_fatal() && !self.has_slots() {
                     self.broken.send_replace(generation);
                 }
@@ -299,7 +320,7 @@ impl Link {
         deadline: Instant,
     ) -> Result<Reply, StoreError> {
         let (reply, answer) = oneshot::channel();
-        if !self.chores.push(Job { tag, message, at, nature, reply: Some(reply) }) {
+        if !self.chores.push(self.chores.job(tag, message, at, nature, Some(reply))) {
             return Err(unavailable("too much is waiting for it"));
         }
         if self.is_open(tag) {
@@ -313,12 +334,12 @@ impl Link {
 
     /// Sends what must be sent in any case, and waits for nothing.
     pub(crate) fn chore_later(&self, tag: u8, message: Message) {
-        self.chores.push(Job { tag, message, at: None, nature: Nature::REPEATABLE, reply: None });
+        self.chores.push(self.chores.job(tag, message, None, Nature::REPEATABLE, None));
     }
 
     /// Whether charges of different tags must travel apart.
     pub(crate) fn has_slots(&self) -> bool {
-        self.shared.breakers.0.len() > 1
+        self.shared.breakers.len() > 1
     }
 
     /// Whether a tag is left alone at this moment.
@@ -328,7 +349,7 @@ impl Link {
 
     /// Whether the store is left alone at this moment, in whole or in part.
     pub(crate) fn is_degraded(&self) -> bool {
-        self.shared.breakers.0.iter().any(Breaker::is_open)
+        self.shared.breakers.iter().any(Breaker::is_open)
     }
 }
 
@@ -374,7 +395,11 @@ impl Shared {
         }
     }
 
-    fn connection_if_idle(&self) -> Option<Idle<'_>> {
+    /// The connection, if nothing is on its way and no chore waits that came before.
+    fn connection_if_idle(&self, tag: u8) -> Option<Idle<'_>> {
+        if self.chores.of(tag).load(Ordering::Acquire) > 0 {
+            return None;
+        }
         self.calls.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         let call = OnItsWay(&self.calls);
         let (generation, connection) = self.connection.read().clone()?;
@@ -382,12 +407,38 @@ impl Shared {
     }
 }
 
-impl Breakers {
-    #[allow(clippy::indexing_slicing, reason = "one breaker, or one for each of 256 tags")]
-    fn of(&self, tag: u8) -> &Breaker {
+impl<T> ByTag<T> {
+    #[allow(clippy::indexing_slicing, reason = "one, or one for each of 256 tags")]
+    pub(crate) fn of(&self, tag: u8) -> &T {
         &self.0[usize::from(tag) % self.0.len()]
     }
 
+    #[allow(clippy::indexing_slicing, reason = "one, or one for each of 256 tags")]
+    fn of_mut(&mut self, tag: u8) -> &mut T {
+        let count = self.0.len();
+        &mut self.0[usize::from(tag) % count]
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter()
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut()
+    }
+}
+
+impl<T: Default> ByTag<T> {
+    fn new(is_cluster: bool) -> Self {
+        Self((0..if is_cluster { 256 } else { 1 }).map(|_| T::default()).collect())
+    }
+}
+
+impl ByTag<Breaker> {
     /// Some of the tags that are left alone, chosen at random.
     fn some_open(&self, count: usize) -> impl Iterator<Item = u8> {
         let from = rand::random::<u8>();

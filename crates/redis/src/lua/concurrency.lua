@@ -3,8 +3,9 @@
         -- are hardly ever read: a: how many, critical ones in units of MANY; b: none ends before.
         -- If the sets are gone without the record, or the reverse, they are counted: always before anybody is refused.
         -- p1 capacity; p2 how long a lease lasts.
-        -- A lease weighs no more than HEAVIEST, so that no call keeps the server for long.
-        local MANY, HEAVIEST = 67108864, 1000
+        -- No call keeps the server for long: a lease weighs no more than HEAVIEST, and who waits for more leases to end than
+        -- NEAR looks for the last of them by rank.
+        local MANY, HEAVIEST, NEAR = 67108864, 1000, 16
         local z, share, by_total, critical, other_key = KEYS[k], p1, true, false, nil
         if kind == 8 then
 --@fleet
@@ -13,17 +14,10 @@
           other_key = KEYS[k + 1]
         end
         local shift = t - n
-        if shift > 0 then
-          if shift <= BACK then
-            n = t
-          else
-            -- The clock went back for good: every lease goes back by as much.
-            for set = k, other_key and k + 1 or k do
-              local list = call('ZRANGE', KEYS[set], 0, -1, 'WITHSCORES')
-              for i = 1, #list, 2 do call('ZADD', KEYS[set], format('%d', list[i + 1] - shift), list[i]) end
-            end
-            b, t, e, moved = b - shift, n, e - shift, true
-          end
+        if shift > 0 and shift <= BACK then
+          n = t
+        elseif shift > 0 or t < 0 then
+--@concurrency_back
         end
         -- The smallest score of what is in progress; written down when it is needed.
         local live = nil
@@ -34,8 +28,19 @@
         while true do
           if to_count then
             counted, live = true, format('%d', n + 1)
-            others, criticals, b = call('ZCOUNT', z, live, '+inf'), 0, -1
-            if other_key then criticals = call('ZCOUNT', other_key, live, '+inf') end
+            others, criticals, b = pcall('ZCOUNT', z, live, '+inf'), 0, -1
+            -- What is no set is not ours: it goes, and counts as nothing. Other errors come once more.
+            if type(others) == 'table' then
+              if find(others.err, 'WRONGTYPE', 1, true) then call('DEL', z) end
+              others = call('ZCOUNT', z, live, '+inf')
+            end
+            if other_key then
+              criticals = pcall('ZCOUNT', other_key, live, '+inf')
+              if type(criticals) == 'table' then
+                if find(criticals.err, 'WRONGTYPE', 1, true) then call('DEL', other_key) end
+                criticals = call('ZCOUNT', other_key, live, '+inf')
+              end
+            end
             for set = k, other_key and k + 1 or k do
               local edge = call('ZRANGEBYSCORE', KEYS[set], live, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
               if edge and (b < 0 or edge - b < 0) then b = edge + 0 end
@@ -56,10 +61,20 @@
         end
         if others + criticals > 0 and op ~= 5 then
           id = sub(arg, at + 68, at + 83)
-          expiry = call('ZSCORE', z, id)
-          if other_key and (not expiry or expiry - n <= 0) then holds, expiry = other_key, call('ZSCORE', other_key, id) end
-          expiry = expiry and tonumber(expiry)
-          held = expiry and expiry > n or false
+          for set = k, other_key and k + 1 or k do
+            holds = KEYS[set]
+            expiry = pcall('ZSCORE', holds, id)
+            if expiry then
+              local ends = tonumber(expiry)
+              if not ends then
+                if find(expiry.err, 'WRONGTYPE', 1, true) then call('DEL', holds) end
+                call('ZSCORE', holds, id)
+              elseif ends > n then
+                held, expiry = true, ends
+                break
+              end
+            end
+          end
         end
         if op >= 2 and op <= 4 then
           -- Giving back and extending are done at once: they never share a group with charges.
@@ -76,7 +91,12 @@
             if expiry == e then
               e, live = 0, format('%d', n + 1)
               for set = k, other_key and k + 1 or k do
-                local edge = call('ZREVRANGEBYSCORE', KEYS[set], '+inf', live, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+                local edge = pcall('ZREVRANGEBYSCORE', KEYS[set], '+inf', live, 'WITHSCORES', 'LIMIT', 0, 1)
+                if edge.err then
+                  if find(edge.err, 'WRONGTYPE', 1, true) then call('DEL', KEYS[set]) end
+                  call('ZREVRANGEBYSCORE', KEYS[set], '+inf', live, 'LIMIT', 0, 1)
+                end
+                edge = edge[2]
                 if edge and edge - e > 0 then e = edge + 0 end
               end
             end
@@ -91,7 +111,8 @@
               end
               if ends > e then e = ends end
               call('PEXPIRE', holds, ceil((e - n) / 1000) + spare)
-              moved, t = true, n
+              moved = true
+              if t >= 0 then t = n end
             end
           end
         end
@@ -133,7 +154,14 @@
             live = format('%d', n + 1)
             local excess = others + cost - share
             if not critical and excess > 0 then
-              local last_one = call('ZRANGEBYSCORE', z, live, '+inf', 'WITHSCORES', 'LIMIT', excess - 1, 1)
+              local last_one
+              if excess <= NEAR then
+                last_one = pcall('ZRANGEBYSCORE', z, live, '+inf', 'WITHSCORES', 'LIMIT', excess - 1, 1)
+              else
+                -- A limit that was lowered: to walk there would take as long as there are leases.
+                local rank = call('ZCOUNT', z, '-inf', format('%d', n)) + excess - 1
+                last_one = call('ZRANGE', z, rank, rank, 'WITHSCORES')
+              end
               if last_one[2] then retry = last_one[2] - n end
             end
             if other_key and by_total then
@@ -158,7 +186,7 @@
             reset_then = newest - n
             if b < 0 or ends < b then b = ends end
             if not dry then
-              put = pack('<c33dddd', head, others_then + criticals_then * MANY, b, n, newest)
+              put = pack('<c33dddd', head, others_then + criticals_then * MANY, b, t < 0 and t or n, newest)
               if from > 1 then put = sub(s, 1, from - 1) .. put end
               if from + 65 <= length then put = put .. sub(s, from + 65) end
               if set then

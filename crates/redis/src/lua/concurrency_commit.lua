@@ -11,7 +11,11 @@
         member = lease .. pack('>I2', unit)
       end
     else
-      call('ZADD', set, score, lease)
+      local added = pcall('ZADD', set, score, lease)
+      if added ~= 1 and type(added) == 'table' then
+        if find(added.err, 'WRONGTYPE', 1, true) then call('DEL', set) end
+        call('ZADD', set, score, lease)
+      end
       for unit = 1, units - 1 do call('ZADD', set, score, lease .. pack('>I2', unit)) end
     end
     call('PEXPIRE', set, lease_lasts)

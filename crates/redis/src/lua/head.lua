@@ -7,7 +7,8 @@
 -- Written for speed. One screen of branches, not functions: a closure per call would cost as much as the decision.
 -- `x - x % 1` rounds down and `x + -x % 1` up, at a tenth of the cost of a call. Scores are written by `%d`, and hardly
 -- ever read: Redis takes its time to write a double.
-local call, unpack, pack, sub, find, format = redis.call, struct.unpack, struct.pack, string.sub, string.find, string.format
+local call, pcall, unpack, pack, sub, find, format =
+  redis.call, redis.pcall, struct.unpack, struct.pack, string.sub, string.find, string.format
 local floor, ceil = math.floor, math.ceil
 local KEYS, arg = KEYS, ARGV[1]
 local now, at = unpack('<d', arg)
@@ -25,6 +26,8 @@ local BACK = 60000000
 
 -- Strings by their keys, and those that have to be written: most often there is but one. Logs tell how long they last.
 local strings, changed, others_changed, lasts = {}, nil, nil, nil
+-- Leases that this call may yet set back because the clock went back.
+local steps
 local size = #arg
 -- The replies to all items; the one to a single item is returned as it is.
 local replies, only, last = size > 94 and { pack('<d', now), '', '', '' }, nil, 1
@@ -55,7 +58,7 @@ while at <= size do
     local s = strings[name]
     if not s then
       -- What is no string is not ours: it counts as nothing, and is written over.
-      s = redis.pcall('GET', name)
+      s = pcall('GET', name)
       if type(s) ~= 'string' then s = '' end
       strings[name] = s
     end
@@ -203,12 +206,24 @@ while changed do
   local s = strings[changed]
   local idle = lasts and lasts[changed]
   if not idle then
-    idle = now + 1
+    idle = spare > 0 and now + 1 or now
+    local over = false
     for from = 58, #s, 65 do
       local e = unpack('<d', s, from)
-      if e > idle then idle = e end
+      if e > idle then idle = e elseif e <= now then over = true end
     end
     idle = idle - now
+    if over and #s > 520 and spare == 0 then
+      -- What is idle would have expired if it were alone. Where there is little of it, it may stay.
+      local live, c = {}, 0
+      for from = 1, #s, 65 do
+        if unpack('<d', s, from + 57) > now then
+          c = c + 1
+          live[c] = sub(s, from, from + 64)
+        end
+      end
+      s = table.concat(live)
+    end
   end
   if s == '' or idle <= 0 then
     call('DEL', changed)

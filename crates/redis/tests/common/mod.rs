@@ -82,6 +82,11 @@ pub async fn until(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
+/// Whether a key is of none of the subjects that limits are charged for.
+pub fn is_of_nobody(key: &str) -> bool {
+    key.contains("000000000000000000000000000000")
+}
+
 /// `burst` at once, and in any time that a test takes nothing more.
 pub fn once(burst: u64) -> Limit {
     Limit::fixed_window(burst, Nanos::from_secs(86_400), WindowStart::FirstCall).unwrap()
@@ -198,6 +203,37 @@ impl Load {
         calls.sort_by_key(|call| call.begun);
         calls
     }
+}
+
+/// Callers that each take the only place of a key of their own, give it back, and ask anew at once, for so long. How many
+/// asked, were refused, and were decided without the store.
+pub async fn take_and_give_back(node: &Arc<Safe>, callers: u128, time: Duration) -> (u64, u64, u64) {
+    let rule = node.define("one in progress", leases(1)).unwrap();
+    let begun = Instant::now();
+    let tasks = (0..callers).map(|caller| {
+        let node = Arc::clone(node);
+        tokio::spawn(async move {
+            let (mut asked, mut refused, mut degraded) = (0, 0, 0);
+            let key = format!("caller {caller}");
+            while begun.elapsed() < time {
+                asked += 1;
+                let place =
+                    Charge { rule, key: key.as_str().into(), ask: lease(caller << 64 | u128::from(asked)) };
+                let verdict =
+                    node.charge(&[place], None).await.expect("no error of the store reaches a caller");
+                degraded += u64::from(!verdict.degraded.is_empty());
+                refused += u64::from(!verdict.allowed);
+                if verdict.allowed {
+                    node.give_back(place);
+                }
+            }
+            (asked, refused, degraded)
+        })
+    });
+    let all = join_all(tasks.collect::<Vec<_>>()).await;
+    all.into_iter()
+        .map(Result::unwrap)
+        .fold((0, 0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1, sum.2 + one.2))
 }
 
 /// The time within which so many percent of all calls were answered.
