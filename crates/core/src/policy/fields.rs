@@ -75,7 +75,7 @@ pub(crate) static POLICY: &[Field] = &[
     field(
         "classes",
         "Kinds of requests. The first that matches wins; what matches none is of class `other`.",
-        Named(&Either(&[List(&Either(&[Route, Condition])), Route])),
+        Named(&Either(&[List(&Either(&[Route, Condition])), Route, Condition])),
     ),
     field("limiters", "The limiters.", Named(&Map(LIMITER))),
     field("overrides", "Limits of single callers.", Named(&Named(&Either(&[Text, Map(QUOTA)])))),

@@ -75,7 +75,7 @@ fn shape(of: Shape) -> Value {
         Shape::Route => text("^([A-Za-z]+ +)?[/*]", "POST /v1/charges"),
         Shape::Some(one) => {
             let one = shape(*one);
-            json!({ "anyOf": [one.clone(), { "type": "array", "items": one }] })
+            json!({ "anyOf": [one.clone(), { "type": "array", "items": one, "minItems": 1 }] })
         }
         Shape::List(one) => json!({ "type": "array", "items": shape(*one) }),
         Shape::Named(one) => json!({ "type": "object", "additionalProperties": shape(*one) }),
