@@ -255,6 +255,7 @@ fn zero_negative_and_absurd_numbers_are_refused_where_they_stand() {
         ("{ rate: 5/s, sample: -1% }", 27, "is no share"),
         ("{ rate: 5/s, candidate: 0/s }", 30, "0 would let nobody pass"),
         ("{ rate: 5/s, algorithm: sub-windows, windows: 0 }", 52, "it must be 1 or more"),
+        ("{ rate: 5/s, algorithm: sub-windows, windows: 7 }", 14, "`windows` is 7: it must be a divisor"),
         ("{ workers: { good: 90%, bad: 80% } }", 35, "`good` not above `bad`"),
         ("{ workers: { bad: 100% } }", 24, "`bad` below 100%"),
         ("{ workers: { full: 0s } }", 25, "`full` is too short"),

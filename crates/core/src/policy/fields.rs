@@ -138,8 +138,8 @@ pub(crate) static JWT_ALGORITHMS: &[&str] = &[
     "EdDSA",
 ];
 
-static RATES: Shape = Either(&[Rate, Words(&["plan"]), List(&Either(&[Rate, Map(ONE_RATE)]))]);
-static PLAN_RATES: Shape = Either(&[Rate, Words(&["unlimited"]), List(&Either(&[Rate, Map(ONE_RATE)]))]);
+static RATES: Shape = Either(&[Words(&["plan"]), Some(&Either(&[Rate, Map(ONE_RATE)]))]);
+static PLAN_RATES: Shape = Either(&[Words(&["unlimited"]), Some(&Either(&[Rate, Map(ONE_RATE)]))]);
 
 pub(crate) static ONE_RATE: &[Field] =
     &[field("rate", "So many in so long.", Rate), field("burst", "How many at once.", Whole)];

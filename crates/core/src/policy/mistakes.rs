@@ -148,7 +148,7 @@ impl Mistakes {
     /// With the name of the file, which is then shown with each mistake.
     #[must_use]
     pub fn in_file(mut self, name: impl Into<String>) -> Self {
-        self.source.file = name.into();
+        self.source.file = one_line(&name.into());
         self
     }
 
@@ -169,6 +169,16 @@ impl Mistakes {
     /// Whether anything makes the file useless.
     pub fn has_errors(&self) -> bool {
         self.errors > 0
+    }
+
+    /// How many errors there are. Of very many only the first are kept.
+    pub fn error_count(&self) -> usize {
+        self.errors
+    }
+
+    /// How many warnings there are. Of very many only the first are kept.
+    pub fn warning_count(&self) -> usize {
+        self.warnings
     }
 
     /// Whether nothing at all is wrong.

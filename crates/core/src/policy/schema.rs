@@ -20,6 +20,7 @@ pub fn schema() -> Value {
     let mut schema = map(POLICY);
     schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     schema.insert("title".to_owned(), json!("Tollgate policy"));
+    schema.insert("required".to_owned(), json!(["limiters"]));
     schema.insert("$defs".to_owned(), json!({ "condition": condition }));
     Value::Object(schema)
 }

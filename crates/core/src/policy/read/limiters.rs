@@ -255,7 +255,8 @@ impl Reader<'_> {
                     let mut limits = Limits::new();
                     for rate in rates {
                         let limit = rate_limit(shape, rate);
-                        let is_burst = limit.as_ref().is_err_and(|error| error.field == "burst");
+                        let is_burst =
+                            limit.as_ref().is_err_and(|error| ["burst", "queue"].contains(&error.field));
                         let place = rate.burst.filter(|_| is_burst).map_or(rate.place, |burst| burst.place);
                         limits.push(self.built(place, limit)?);
                     }
@@ -291,7 +292,9 @@ impl Reader<'_> {
     }
 
     fn built(&mut self, place: Place, limit: Result<Limit, LimitError>) -> Option<Limit> {
-        limit.map_err(|error| self.error(place, error.to_string())).ok()
+        // In the words of the file.
+        let told = |error: LimitError| error.to_string().replace("buckets is", "`windows` is");
+        limit.map_err(|error| self.error(place, told(error))).ok()
     }
 
     pub(super) fn limiter(
