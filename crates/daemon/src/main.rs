@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tollgate::MemoryStore;
 use tollgate_daemon::block_on::block_on;
 use tollgate_daemon::conformance::{self, Target};
-use tollgate_daemon::demo;
+use tollgate_daemon::{check, demo};
 use tollgate_redis::RedisStore;
 
 /// Keeps an API up: limits rates and concurrency, and sheds load when there is too much of it.
@@ -26,6 +26,16 @@ struct Arguments {
 enum Command {
     /// Shows the four limiters at work (the default)
     Run,
+    /// Validates a policy file: lists every mistake with its place and what would be right; exits with 1 if there are
+    /// errors, with 2 if the file cannot be read
+    Check {
+        /// The policy file; `-` is standard input
+        #[arg(required_unless_present = "schema")]
+        file: Option<PathBuf>,
+        /// Prints the JSON Schema of policy files, for editors
+        #[arg(long, conflicts_with = "file")]
+        schema: bool,
+    },
     /// Replays test-vector files through a store; exits with 1 if any step comes out differently, with 2 if
     /// nothing could be replayed
     Conformance {
@@ -58,6 +68,13 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<bool> {
     match command {
         Command::Run => demo::run().map(|()| true),
+        Command::Check { file, .. } => {
+            let (out, err) = (&mut io::stdout().lock(), &mut io::stderr().lock());
+            match file {
+                Some(file) => check::run(&file, &mut io::stdin().lock(), out, err),
+                None => check::print_schema(out).map(|()| true),
+            }
+        }
         Command::Conformance { dir, store } => {
             let out = &mut io::stdout().lock();
             let report = match store.as_str() {

@@ -1,5 +1,7 @@
 //! Which requests something is for.
 
+use std::fmt;
+
 use super::address::Networks;
 use super::path::PathPattern;
 use super::plan::Request;
@@ -21,10 +23,17 @@ pub(crate) struct Condition {
 }
 
 /// Text in which `*` stands for anything, in any case of letters if that was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Glob {
     parts: Vec<String>,
     any_case: bool,
+}
+
+impl fmt::Debug for Glob {
+    /// What a header must be like may be a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Glob").finish_non_exhaustive()
+    }
 }
 
 impl Glob {
@@ -119,7 +128,13 @@ impl Condition {
         }
         all(&self.methods, &other.methods, |a, b| a.eq_ignore_ascii_case(b))
             && all(&self.paths, &other.paths, PathPattern::covers)
-            && all(&self.headers, &other.headers, |a, b| a == b)
+            && self.headers.iter().all(|(name, _)| {
+                // All names must be there, and of each one value is enough.
+                let of_name = |headers: &[(String, Glob)]| -> Vec<Glob> {
+                    headers.iter().filter(|(of, _)| of == name).map(|(_, glob)| glob.clone()).collect()
+                };
+                all(&of_name(&self.headers), &of_name(&other.headers), |a, b| a == b)
+            })
             && all(&self.hosts, &other.hosts, |a, b| a == b)
             && all(&self.classes, &other.classes, |a, b| a == b)
             && all(&self.plans, &other.plans, |a, b| a == b)
@@ -134,8 +149,8 @@ impl Condition {
     }
 }
 
-/// Without the port.
-fn host_name(host: &str) -> &[u8] {
+/// Without the port, and without the dot that a name may end with.
+pub(crate) fn host_name(host: &str) -> &[u8] {
     let end = match host.rfind(':') {
         Some(colon)
             if !host.ends_with(']')

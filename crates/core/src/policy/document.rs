@@ -32,6 +32,8 @@ pub(crate) struct Key {
 pub(crate) const LARGEST: usize = 4 << 20;
 /// Values of a file, with those that aliases stand for.
 const MOST: usize = 400_000;
+/// Bytes of all texts of a file, with those that aliases stand for.
+const LONGEST: usize = 2 * LARGEST;
 const DEEPEST: usize = 32;
 
 /// Why a text is no tree.
@@ -43,10 +45,11 @@ pub(crate) struct Unreadable {
 /// The tree of a text; none if there is nothing in it.
 pub(crate) fn parse(text: &str) -> Result<Option<Node>, Unreadable> {
     if text.len() > LARGEST {
-        let message = format!("the file has {} bytes; a policy may have up to {LARGEST} (4 MiB)", text.len());
+        let message = format!("the file is too large: a policy may have up to {LARGEST} bytes (4 MiB)");
         return Err(Unreadable { place: Place::default(), message });
     }
-    let mut builder = Builder { text, open: Vec::new(), anchors: HashMap::new(), root: None, nodes: 0 };
+    let mut builder =
+        Builder { text, open: Vec::new(), anchors: HashMap::new(), root: None, nodes: 0, bytes: 0 };
     for event in Parser::new_from_str(text) {
         match event {
             Ok((event, span)) => builder.take(event, span)?,
@@ -67,6 +70,7 @@ struct Builder<'t> {
     anchors: HashMap<usize, Node>,
     root: Option<Node>,
     nodes: usize,
+    bytes: usize,
 }
 
 enum Open {
@@ -112,8 +116,10 @@ impl Builder<'_> {
                     let message = "this alias stands within what it stands for".to_owned();
                     return Err(Unreadable { place, message });
                 };
+                let (nodes, bytes) = size(node);
+                (self.nodes, self.bytes) = (self.nodes + nodes, self.bytes + bytes);
+                self.check_size(place)?;
                 let node = Node { place, ..node.clone() };
-                self.nodes += count(&node);
                 self.put(node, 0)?;
             }
             _ => {}
@@ -134,11 +140,7 @@ impl Builder<'_> {
 
     fn put(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
         self.nodes += 1;
-        if self.nodes > MOST {
-            let message =
-                format!("the file has more than {MOST} values, with those that its aliases stand for");
-            return Err(Unreadable { place: node.place, message });
-        }
+        self.check_size(node.place)?;
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -163,16 +165,33 @@ impl Builder<'_> {
         Ok(())
     }
 
+    /// An alias is short, and what it stands for may be long.
+    fn check_size(&self, place: Place) -> Result<(), Unreadable> {
+        let message = if self.nodes > MOST {
+            format!("the file has more than {MOST} values, with those that its aliases stand for")
+        } else if self.bytes > LONGEST {
+            format!("what the aliases of this file stand for has more than {LONGEST} bytes")
+        } else {
+            return Ok(());
+        };
+        Err(Unreadable { place, message })
+    }
+
     fn place(&self, span: Span) -> Place {
         let at = |marker: granit_parser::Marker| marker.byte_offset().unwrap_or(self.text.len());
         Place { start: at(span.start), end: at(span.end) }
     }
 }
 
-fn count(node: &Node) -> usize {
-    1 + match &node.value {
-        Value::List(list) => list.iter().map(count).sum(),
-        Value::Map(entries) => entries.iter().map(|(_, node)| count(node)).sum::<usize>(),
-        _ => 0,
+/// Values of a tree, and bytes of its texts.
+fn size(node: &Node) -> (usize, usize) {
+    let add = |(nodes, bytes): (usize, usize), (more, longer): (usize, usize)| (nodes + more, bytes + longer);
+    match &node.value {
+        Value::Null => (1, 0),
+        Value::Text(text) => (1, text.len()),
+        Value::List(list) => list.iter().map(size).fold((1, 0), add),
+        Value::Map(entries) => {
+            entries.iter().map(|(key, node)| add((1, key.name.len()), size(node))).fold((1, 0), add)
+        }
     }
 }

@@ -75,7 +75,7 @@ pub(crate) static POLICY: &[Field] = &[
     field(
         "classes",
         "Kinds of requests. The first that matches wins; what matches none is of class `other`.",
-        Named(&Either(&[List(&Either(&[Route, Condition])), Route])),
+        Named(&Either(&[List(&Either(&[Route, Condition])), Route, Condition])),
     ),
     field("limiters", "The limiters.", Named(&Map(LIMITER))),
     field("overrides", "Limits of single callers.", Named(&Named(&Either(&[Text, Map(QUOTA)])))),
@@ -138,8 +138,8 @@ pub(crate) static JWT_ALGORITHMS: &[&str] = &[
     "EdDSA",
 ];
 
-static RATES: Shape = Either(&[Rate, Words(&["plan"]), List(&Either(&[Rate, Map(ONE_RATE)]))]);
-static PLAN_RATES: Shape = Either(&[Rate, Words(&["unlimited"]), List(&Either(&[Rate, Map(ONE_RATE)]))]);
+static RATES: Shape = Either(&[Words(&["plan"]), Some(&Either(&[Rate, Map(ONE_RATE)]))]);
+static PLAN_RATES: Shape = Either(&[Words(&["unlimited"]), Some(&Either(&[Rate, Map(ONE_RATE)]))]);
 
 pub(crate) static ONE_RATE: &[Field] =
     &[field("rate", "So many in so long.", Rate), field("burst", "How many at once.", Whole)];

@@ -1,6 +1,7 @@
 //! Who is calling, and by which plan.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::hash::Hasher;
 use std::net::IpAddr;
 
@@ -53,23 +54,30 @@ impl Tokens for NoTokens {
 }
 
 /// Who is calling. Without a tag, nobody in particular: those share a bucket that nobody else can get into.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Caller<'f> {
     pub(crate) tag: [u8; 4],
     value: Value<'f>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Value<'f> {
     Text(Cow<'f, [u8]>),
     Address(SmallVec<[u8; 16]>),
 }
 
 /// A caller as lists and tables know it. An address is none that a header could pretend to be.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Named {
     pub(crate) is_address: bool,
     pub(crate) value: Vec<u8>,
+}
+
+impl fmt::Debug for Named {
+    /// Callers are known by their keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Named").field("is_address", &self.is_address).finish_non_exhaustive()
+    }
 }
 
 impl Named {
@@ -205,13 +213,15 @@ fn octets(address: IpAddr) -> SmallVec<[u8; 16]> {
     }
 }
 
-/// A cookie that came once.
+/// A cookie that came once. Servers take it with or without quotes, and with spaces around its name: so it is the same here.
 fn cookie<'f>(facts: &Facts<'f>, name: &str) -> Option<&'f [u8]> {
     let (mut only, mut count) = (None, 0);
     facts.headers.each("cookie", &mut |line| {
         for pair in line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii) {
-            if let Some(value) = pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
-                (only, count) = (Some(value), count + 1);
+            let Some(rest) = pair.strip_prefix(name.as_bytes()) else { continue };
+            if let Some(value) = rest.trim_ascii_start().strip_prefix(b"=").map(<[u8]>::trim_ascii) {
+                let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+                (only, count) = (Some(bare.unwrap_or(value)), count + 1);
             }
         }
     });
@@ -268,6 +278,10 @@ mod tests {
         let facts = Facts { headers: &headers, ..Facts::default() };
         assert_eq!(cookie(&facts, "session"), Some(&b"x"[..]));
         assert_eq!(cookie(&facts, "sess"), None);
+        for line in ["session=\"x\"", "session = x", "a=1;session= x ;b"] {
+            let headers = [("cookie", line)];
+            assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), Some(&b"x"[..]), "{line}");
+        }
         let headers = [("cookie", "session=x"), ("cookie", "session=y")];
         assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), None);
         assert_eq!(query("a=1&key=x", "key").unwrap(), Cow::Borrowed(b"x"));

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
+use super::document::LARGEST;
+
 /// Where something stands in a file: from which byte to which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -48,36 +50,97 @@ pub struct Mistake {
 /// assert_eq!((first.line, first.column), (2, 8));
 /// assert!(mistakes.to_string().contains("did you mean `rate`?"));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Mistakes {
-    text: String,
-    file: String,
+    source: Box<Source>,
     list: Vec<Mistake>,
+    /// How many there are, also beyond those of the list.
+    errors: usize,
+    warnings: usize,
+    /// How often an error was told, the same one again included.
+    told: usize,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Source {
+    file: String,
+    text: String,
+    /// Where each line begins.
+    lines: Vec<usize>,
 }
 
 /// Mistakes that are shown; further ones are counted.
 const SHOWN: usize = 50;
+/// Mistakes of one severity that are kept. Who has made more will not read them.
+const KEPT: usize = 200;
+/// Bytes of the lines around a mistake that are worth showing.
+const LONGEST_SNIPPET: usize = 4096;
 
 impl Mistakes {
     pub(crate) fn new(text: &str) -> Self {
-        Self { text: text.to_owned(), file: String::new(), list: Vec::new() }
+        // What is too large is not looked at.
+        let text = if text.len() > LARGEST { "" } else { text };
+        let lines = [0].into_iter().chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        let source = Source { file: String::new(), text: text.to_owned(), lines };
+        Self { source: Box::new(source), list: Vec::new(), errors: 0, warnings: 0, told: 0 }
+    }
+
+    /// How often an error was told so far: what is found between two of these is known to be wrong.
+    pub(crate) fn told(&self) -> usize {
+        self.told
+    }
+
+    /// Whether further errors are only counted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.errors >= KEPT
+    }
+
+    /// Makes a secret unreadable in what is shown. Every character becomes one of the same length, so that all places stay.
+    pub(crate) fn hide(&mut self, place: Place) {
+        if let Some(secret) = self.source.text.get(place.start..place.end) {
+            let hide = |c: char| match c.len_utf8() {
+                1 if c == '\n' => c,
+                1 => '*',
+                2 => '\u{b7}',
+                3 => '\u{2022}',
+                _ => '\u{1f512}',
+            };
+            let hidden: String = secret.chars().map(hide).collect();
+            self.source.text.replace_range(place.start..place.end, &hidden);
+        }
+    }
+
+    /// The text at a place.
+    pub(crate) fn text_at(&self, place: Place) -> &str {
+        self.source.text.get(place.start..place.end).unwrap_or_default()
     }
 
     pub(crate) fn add(&mut self, severity: Severity, place: Place, message: String, help: Option<String>) {
+        self.told += usize::from(severity == Severity::Error);
+        let count = match severity {
+            Severity::Error => &mut self.errors,
+            Severity::Warning => &mut self.warnings,
+        };
+        if *count >= KEPT {
+            *count += 1;
+            return;
+        }
         let floor = |at: usize| {
-            let mut at = at.min(self.text.len());
-            while !self.text.is_char_boundary(at) {
+            let mut at = at.min(self.source.text.len());
+            while !self.source.text.is_char_boundary(at) {
                 at -= 1;
             }
             at
         };
         let (start, end) = (floor(place.start), floor(place.end));
-        let before = self.text.get(..start).unwrap_or_default();
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        let line = before.matches('\n').count() + 1;
-        let column = before.get(line_start..).map_or(0, |line| line.chars().count()) + 1;
+        let line = self.source.lines.partition_point(|begin| *begin <= start);
+        let begin = line.checked_sub(1).and_then(|line| self.source.lines.get(line)).copied().unwrap_or(0);
+        // A mark of the byte order is nothing that an editor counts.
+        let before = self.source.text.get(begin..start).unwrap_or_default().trim_start_matches('\u{feff}');
+        let column = before.chars().count() + 1;
         let mistake = Mistake { severity, message, help, line, column, span: start..end.max(start) };
         if !self.list.contains(&mistake) {
+            *count += 1;
             self.list.push(mistake);
         }
     }
@@ -85,7 +148,7 @@ impl Mistakes {
     /// With the name of the file, which is then shown with each mistake.
     #[must_use]
     pub fn in_file(mut self, name: impl Into<String>) -> Self {
-        self.file = name.into();
+        self.source.file = one_line(&name.into());
         self
     }
 
@@ -103,13 +166,51 @@ impl Mistakes {
         self.list.iter().filter(move |mistake| mistake.severity == severity)
     }
 
+    /// Whether anything makes the file useless.
+    pub fn has_errors(&self) -> bool {
+        self.errors > 0
+    }
+
+    /// How many errors there are. Of very many only the first are kept.
+    pub fn error_count(&self) -> usize {
+        self.errors
+    }
+
+    /// How many warnings there are. Of very many only the first are kept.
+    pub fn warning_count(&self) -> usize {
+        self.warnings
+    }
+
     /// Whether nothing at all is wrong.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     pub(crate) fn sort(&mut self) {
-        self.list.sort_by_key(|mistake| (mistake.span.start, mistake.span.end));
+        let is_warning = |mistake: &Mistake| mistake.severity == Severity::Warning;
+        self.list.sort_by_key(|mistake| (is_warning(mistake), mistake.span.start, mistake.span.end));
+    }
+
+    /// The lines on which something stands, and the number of the first.
+    fn around(&self, span: &Range<usize>) -> (usize, usize, &str) {
+        let first = self.source.lines.partition_point(|begin| *begin <= span.start).saturating_sub(1);
+        let mut start = self.source.lines.get(first).copied().unwrap_or(0);
+        if self.source.text.get(start..).is_some_and(|text| text.starts_with('\u{feff}')) {
+            start += '\u{feff}'.len_utf8();
+        }
+        let behind = self.source.lines.partition_point(|begin| *begin < span.end.max(span.start + 1));
+        let end = self.source.lines.get(behind).copied().unwrap_or(self.source.text.len());
+        (first + 1, start, self.source.text.get(start..end).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Mistakes {
+    /// Without the text, which may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mistakes")
+            .field("file", &self.source.file)
+            .field("list", &self.list)
+            .finish_non_exhaustive()
     }
 }
 
@@ -123,21 +224,34 @@ impl fmt::Display for Mistakes {
                 Severity::Error => Level::ERROR,
                 Severity::Warning => Level::WARNING,
             };
+            let parted = if index == 0 { "" } else { "\n" };
+            let message = one_line(&mistake.message);
             let label = mistake.help.as_deref().map(one_line);
-            let mut annotation = AnnotationKind::Primary.span(mistake.span.clone());
+            let (line, start, text) = self.around(&mistake.span);
+            if text.len() > LONGEST_SNIPPET {
+                let name = if mistake.severity == Severity::Error { "error" } else { "warning" };
+                let Mistake { line, column, .. } = mistake;
+                let file = if self.source.file.is_empty() { "line" } else { &self.source.file };
+                writeln!(f, "{parted}{name}: {message}\n --> {file}:{line}:{column}")?;
+                if let Some(label) = label {
+                    writeln!(f, "  = {label}")?;
+                }
+                continue;
+            }
+            let Range { start: from, end: to } = mistake.span;
+            let span = from.saturating_sub(start)..to.saturating_sub(start);
+            let mut annotation = AnnotationKind::Primary.span(span);
             if let Some(label) = &label {
                 annotation = annotation.label(label.as_str());
             }
-            let mut snippet = Snippet::source(self.text.as_str()).annotation(annotation);
-            if !self.file.is_empty() {
-                snippet = snippet.path(self.file.as_str());
+            let mut snippet = Snippet::source(text).line_start(line).annotation(annotation);
+            if !self.source.file.is_empty() {
+                snippet = snippet.path(self.source.file.as_str());
             }
-            let message = one_line(&mistake.message);
             let group = Group::with_title(level.primary_title(message.as_str())).element(snippet);
-            let parted = if index == 0 { "" } else { "\n" };
             writeln!(f, "{parted}{}", renderer.render(&[group]))?;
         }
-        match self.list.len().saturating_sub(SHOWN) {
+        match (self.errors + self.warnings).saturating_sub(self.list.len().min(SHOWN)) {
             0 => Ok(()),
             more => writeln!(f, "\nand {more} more"),
         }

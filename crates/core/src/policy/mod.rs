@@ -35,6 +35,7 @@ mod quantity;
 mod read;
 mod schema;
 
+use std::fmt;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -54,6 +55,7 @@ pub use facts::{Facts, Headers};
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, KeyBytes, Listed, Planned};
+pub use read::Surroundings;
 pub use schema::schema;
 
 /// A policy in which everything fits together.
@@ -120,7 +122,7 @@ impl Mode {
 }
 
 /// Where states are kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct StoreChoice {
     /// The address of a shared store; none: the memory of this process.
     pub url: Option<String>,
@@ -134,6 +136,19 @@ pub struct StoreChoice {
     pub expected_nodes: Option<u64>,
     /// The most memory that states may take in this process.
     pub max_bytes: Option<u64>,
+}
+
+impl fmt::Debug for StoreChoice {
+    /// Neither the secret nor a password in the address is anybody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreChoice")
+            .field("is_shared", &self.url.is_some())
+            .field("prefix", &self.prefix)
+            .field("deadline", &self.deadline)
+            .field("expected_nodes", &self.expected_nodes)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How tokens are verified.
@@ -316,8 +331,16 @@ pub(crate) struct List {
 impl Policy {
     /// Reads a file's text. Everything that is wrong is told at once; what is only unwise comes with the policy.
     pub fn read(text: &str) -> Result<(Self, Mistakes), Mistakes> {
-        read::policy(text)
+        read::policy(text, &read::Anywhere)
     }
+
+    /// As [`read`](Self::read), where it is known which addresses and files are of use.
+    pub fn read_in(text: &str, surroundings: &dyn Surroundings) -> Result<(Self, Mistakes), Mistakes> {
+        read::policy(text, surroundings)
+    }
+
+    /// Bytes that a file may have. Larger ones are not looked at.
+    pub const LARGEST: usize = document::LARGEST;
 
     /// Where states are kept.
     pub fn store(&self) -> &StoreChoice {

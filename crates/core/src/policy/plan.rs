@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::fmt;
 use std::hash::Hasher;
 use std::net::IpAddr;
 
@@ -9,6 +10,7 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use super::address;
+use super::condition::host_name;
 use super::identify::{Caller, Tokens, caller_of, plan_of};
 use super::path;
 use super::{Cost, Kind, Limiter, Part, Policy};
@@ -46,7 +48,7 @@ pub enum Listed {
 }
 
 /// What a policy says of one request.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Planned {
     /// Whether it is on a list. Then nothing else is said.
     pub listed: Listed,
@@ -75,6 +77,18 @@ pub struct Charged {
     pub critical: bool,
     /// Whether it is only watched, because its caller is not among those for whom it is enforced yet.
     pub only_watched: bool,
+}
+
+impl fmt::Debug for Planned {
+    /// Without the keys, which tell who is calling.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Planned")
+            .field("listed", &self.listed)
+            .field("class", &self.class)
+            .field("plan", &self.plan)
+            .field("charged", &self.charged)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Policy {
@@ -223,14 +237,15 @@ impl Limiter {
                 ),
                 Part::Path => {
                     let path = request.path();
-                    let pattern = self.matches.iter().find_map(|condition| condition.pattern(path));
+                    let mut holding = self.matches.iter().filter(|condition| condition.holds(request));
+                    let pattern = holding.find_map(|condition| condition.pattern(path));
                     match pattern {
                         Some(pattern) => put(4, pattern.as_str().as_bytes()),
                         None => put(5, path.as_bytes()),
                     }
                 }
                 Part::Method => put(6, request.facts.method.to_ascii_uppercase().as_bytes()),
-                Part::Host => put(7, request.facts.host.to_ascii_lowercase().as_bytes()),
+                Part::Host => put(7, &host_name(request.facts.host).to_ascii_lowercase()),
                 Part::Header(name) => match request.facts.only_header(name) {
                     Some(value) => put(8, value),
                     None => put(9, b""),

@@ -93,6 +93,29 @@ pub(crate) fn duration(text: &str) -> Result<Nanos, String> {
     total.map(Nanos::new).ok_or_else(|| format!("{text} is longer than can be counted"))
 }
 
+/// A time that is not none.
+pub(crate) fn some_time(text: &str) -> Result<Nanos, String> {
+    match duration(text)? {
+        Nanos::ZERO => Err("it cannot be no time at all".to_owned()),
+        time => Ok(time),
+    }
+}
+
+/// How long a decision may take.
+pub(crate) fn deadline(text: &str) -> Result<Nanos, String> {
+    let time = duration(text)?;
+    let sane = Nanos::new(SECOND / 1000)..=Nanos::from_secs(60);
+    if sane.contains(&time) { Ok(time) } else { Err("it must be from 1ms to 60s".to_owned()) }
+}
+
+/// A whole number, 1 or more.
+pub(crate) fn some(text: &str) -> Result<u64, String> {
+    match whole(text)? {
+        0 => Err("it must be 1 or more".to_owned()),
+        number => Ok(number),
+    }
+}
+
 /// `20%`, `0.5%`, in millionths.
 pub(crate) fn percent(text: &str) -> Result<u64, String> {
     const FORMS: &str = "a share looks like 20% or 0.5%, from 0% to 100%";

@@ -20,6 +20,7 @@ pub fn schema() -> Value {
     let mut schema = map(POLICY);
     schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     schema.insert("title".to_owned(), json!("Tollgate policy"));
+    schema.insert("required".to_owned(), json!(["limiters"]));
     schema.insert("$defs".to_owned(), json!({ "condition": condition }));
     Value::Object(schema)
 }
@@ -75,7 +76,7 @@ fn shape(of: Shape) -> Value {
         Shape::Route => text("^([A-Za-z]+ +)?[/*]", "POST /v1/charges"),
         Shape::Some(one) => {
             let one = shape(*one);
-            json!({ "anyOf": [one.clone(), { "type": "array", "items": one }] })
+            json!({ "anyOf": [one.clone(), { "type": "array", "items": one, "minItems": 1 }] })
         }
         Shape::List(one) => json!({ "type": "array", "items": shape(*one) }),
         Shape::Named(one) => json!({ "type": "object", "additionalProperties": shape(*one) }),

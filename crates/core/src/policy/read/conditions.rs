@@ -18,7 +18,7 @@ pub(super) struct Names<'p> {
 
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
-impl Reader {
+impl Reader<'_> {
     pub(super) fn conditions(&mut self, node: &Node, names: Names<'_>) -> Vec<Condition> {
         let conditions = self.some(node).iter().filter_map(|node| self.condition(node, names));
         conditions.map(Condition::ready).collect()

@@ -15,7 +15,7 @@ use crate::limit::Limit;
 use crate::log::SubWindows;
 use crate::store::OnFailure;
 use crate::time::Nanos;
-use crate::worker::{Worker, WorkerSettings};
+use crate::worker::{PPM, Worker, WorkerSettings};
 
 pub(super) type Limits = SmallVec<[Limit; 1]>;
 
@@ -23,6 +23,8 @@ pub(super) type Limits = SmallVec<[Limit; 1]>;
 #[derive(Clone, Default)]
 pub(super) struct Quota {
     place: Place,
+    /// Where the number stands, if it is no rate.
+    amount_place: Option<Place>,
     rates: Option<Rates>,
     concurrency: Option<Amount>,
     fleet: Option<u64>,
@@ -41,7 +43,13 @@ enum Rates {
 #[derive(Clone, Copy)]
 struct OneRate {
     rate: Rate,
-    burst: Option<u64>,
+    burst: Option<Burst>,
+    place: Place,
+}
+
+#[derive(Clone, Copy)]
+struct Burst {
+    count: u64,
     place: Place,
 }
 
@@ -86,6 +94,18 @@ pub(super) struct Context<'p> {
     pub(super) classes: &'p [&'p str],
 }
 
+impl Drafted {
+    /// The field that says which of the four it is.
+    pub(super) fn kind(&self) -> &'static str {
+        match self.limiter.kind {
+            Kind::Rate => "rate",
+            Kind::Concurrency => "concurrency",
+            Kind::Fleet { .. } => "fleet",
+            Kind::Worker(_) => "workers",
+        }
+    }
+}
+
 const LEASE: Nanos = Nanos::from_secs(60);
 const KINDS: [&str; 4] = ["rate", "concurrency", "fleet", "workers"];
 /// Fields that only one kind of limiter has.
@@ -98,7 +118,7 @@ const OWN: [(&str, &[&str]); 4] = [
 /// Fields that a worker has no use for: it lives in its process and asks no store.
 const NOT_OF_WORKERS: [&str; 6] = ["per", "match", "cost", "candidate", "sample", "on_store_failure"];
 
-impl Reader {
+impl Reader<'_> {
     /// What a plan, a caller or a candidate has.
     pub(super) fn quota(
         &mut self,
@@ -111,7 +131,7 @@ impl Reader {
     }
 
     /// `5000/s` or `200`, for those who have nothing else to say.
-    pub(super) fn short_quota(&mut self, node: &Node, what: &str) -> Option<Quota> {
+    pub(super) fn short_quota(&mut self, node: &Node, what: &str, kind: &str) -> Option<Quota> {
         match &node.value {
             Value::Text(text) if text.contains('/') => {
                 let rate = self.parsed(node, what, quantity::rate)?;
@@ -129,13 +149,32 @@ impl Reader {
                 let concurrency = Some(Amount::Of(amount));
                 Some(Quota { place: node.place, concurrency, fleet: Some(amount), ..Quota::default() })
             }
-            _ => self.quota(node, what, fields::QUOTA),
+            _ => {
+                let fields = self.fields(node, what, fields::QUOTA)?;
+                let own: &[&str] = match kind {
+                    "rate" => &["rate", "burst"],
+                    "fleet" => &["fleet", "reserve"],
+                    _ => &["concurrency"],
+                };
+                for name in fields::names(fields::QUOTA).filter(|name| !own.contains(name)) {
+                    if let Some(place) = fields.place_of(name) {
+                        self.error(
+                            place,
+                            format!("`{name}` does not go with `{kind}`, which this limiter has"),
+                        );
+                    }
+                }
+                Some(self.quota_of(&fields, node.place))
+            }
         }
     }
 
     fn quota_of(&mut self, fields: &Fields<'_>, place: Place) -> Quota {
-        let burst = fields.get("burst").and_then(|node| self.parsed(node, "`burst`", quantity::whole));
+        let burst = self.burst(fields);
         let rates = fields.get("rate").and_then(|node| self.rates(node, burst));
+        if let (Some(Rates::OfPlan | Rates::Unlimited), Some(burst)) = (&rates, burst) {
+            self.error_with(burst.place, "`burst` has no meaning here", "it goes with a rate such as 50/s");
+        }
         if let (Some(node), None) = (fields.get("burst"), fields.get("rate")) {
             self.error_with(node.place, "`burst` goes with a rate", "add `rate: 50/s`");
         }
@@ -151,10 +190,17 @@ impl Reader {
         let is_broken = is_missing("rate", rates.is_some())
             || is_missing("concurrency", concurrency.is_some())
             || is_missing("fleet", fleet.is_some());
-        Quota { place, rates, concurrency, fleet, reserve, is_broken }
+        let amount_place = fields.get("concurrency").or(fields.get("fleet")).map(|node| node.place);
+        Quota { place, amount_place, rates, concurrency, fleet, reserve, is_broken }
     }
 
-    fn rates(&mut self, node: &Node, burst: Option<u64>) -> Option<Rates> {
+    fn burst(&mut self, fields: &Fields<'_>) -> Option<Burst> {
+        let node = fields.get("burst")?;
+        let count = self.parsed(node, "`burst`", quantity::whole)?;
+        Some(Burst { count, place: node.place })
+    }
+
+    fn rates(&mut self, node: &Node, burst: Option<Burst>) -> Option<Rates> {
         match &node.value {
             Value::Text(text) if text.trim() == "plan" => Some(Rates::OfPlan),
             Value::Text(text) if text.trim() == "unlimited" => Some(Rates::Unlimited),
@@ -168,7 +214,8 @@ impl Reader {
                     );
                 }
                 let mut rates = Vec::new();
-                for node in self.some(node) {
+                let nodes = self.some(node);
+                for node in self.at_most(nodes, 16, "rates") {
                     rates.extend(self.one_rate(node, burst.filter(|_| !several)));
                 }
                 (!rates.is_empty()).then_some(Rates::Some(rates))
@@ -177,13 +224,13 @@ impl Reader {
         }
     }
 
-    fn one_rate(&mut self, node: &Node, burst: Option<u64>) -> Option<OneRate> {
+    fn one_rate(&mut self, node: &Node, burst: Option<Burst>) -> Option<OneRate> {
         if !matches!(node.value, Value::Map(_)) {
             let rate = self.parsed(node, "a rate", quantity::rate)?;
             return Some(OneRate { rate, burst, place: node.place });
         }
         let fields = self.fields(node, "a rate", fields::ONE_RATE)?;
-        let own = fields.get("burst").and_then(|node| self.parsed(node, "`burst`", quantity::whole));
+        let own = self.burst(&fields);
         match fields.get("rate") {
             Some(rate) => {
                 let parsed = self.parsed(rate, "a rate", quantity::rate)?;
@@ -207,7 +254,11 @@ impl Reader {
                 Some(Rates::Some(rates)) => {
                     let mut limits = Limits::new();
                     for rate in rates {
-                        limits.push(self.built(rate.place, rate_limit(shape, rate))?);
+                        let limit = rate_limit(shape, rate);
+                        let is_burst =
+                            limit.as_ref().is_err_and(|error| ["burst", "queue"].contains(&error.field));
+                        let place = rate.burst.filter(|_| is_burst).map_or(rate.place, |burst| burst.place);
+                        limits.push(self.built(place, limit)?);
                     }
                     Some(Some(limits))
                 }
@@ -220,7 +271,8 @@ impl Reader {
             ShapeKind::Concurrency => match quota.concurrency {
                 Some(Amount::Unlimited) => Some(None),
                 Some(Amount::Of(count)) => {
-                    let limit = self.built(quota.place, Limit::leases(count, shape.lease))?;
+                    let place = quota.amount_place.unwrap_or(quota.place);
+                    let limit = self.built(place, Limit::leases(count, shape.lease))?;
                     Some(Some(smallvec![limit]))
                 }
                 Some(Amount::OfPlan) | None => {
@@ -233,13 +285,16 @@ impl Reader {
                 let reserve = (quota.reserve.unwrap_or(shape.reserve), 1_000_000);
                 let places = quota.fleet.unwrap_or(shape.fleet);
                 let limit = Limit::fleet(places, reserve, shape.mode, shape.lease);
-                Some(Some(smallvec![self.built(quota.place, limit)?]))
+                let place = quota.amount_place.unwrap_or(quota.place);
+                Some(Some(smallvec![self.built(place, limit)?]))
             }
         }
     }
 
     fn built(&mut self, place: Place, limit: Result<Limit, LimitError>) -> Option<Limit> {
-        limit.map_err(|error| self.error(place, error.to_string())).ok()
+        // In the words of the file.
+        let told = |error: LimitError| error.to_string().replace("buckets is", "`windows` is");
+        limit.map_err(|error| self.error(place, told(error))).ok()
     }
 
     pub(super) fn limiter(
@@ -250,11 +305,11 @@ impl Reader {
         context: &Context<'_>,
     ) -> Option<Drafted> {
         let what = format!("the limiter {name:?}");
-        let before = self.mistakes.errors().count();
+        let before = self.mistakes.told();
         let fields = self.fields(node, &what, fields::LIMITER)?;
         let kinds = fields.present(&KINDS);
         // What is missing has probably been misspelled, and that was told.
-        if kinds.is_empty() && self.mistakes.errors().count() > before {
+        if kinds.is_empty() && self.mistakes.told() > before {
             return None;
         }
         let [kind] = kinds.as_slice() else {
@@ -269,7 +324,7 @@ impl Reader {
         let quota = self.quota_of(&fields, node.place);
         let lease = fields
             .get("lease")
-            .and_then(|node| self.parsed(node, "`lease`", quantity::duration))
+            .and_then(|node| self.parsed(node, "`lease`", quantity::some_time))
             .unwrap_or(LEASE);
         let mut limiter = Limiter {
             name: name.into(),
@@ -327,9 +382,16 @@ impl Reader {
         }
         self.choices(&mut limiter, &shape, &quota, &what, context)?;
         if let Some(node) = fields.get("candidate")
-            && let Some(candidate) = self.short_quota(node, "a candidate")
+            && let Some(candidate) = self.short_quota(node, "a candidate", kind)
         {
-            limiter.candidate = self.limits(&shape, &candidate, "the candidate").flatten();
+            self.check_bursts(&shape, &candidate);
+            limiter.candidate = match self.limits(&shape, &candidate, "the candidate") {
+                Some(None) => {
+                    self.error_with(node.place, "a candidate that limits nothing", "leave it out");
+                    None
+                }
+                limits => limits.flatten(),
+            };
         }
         let lease_place = fields.get("lease").map(|node| node.place);
         Some(Drafted { limiter, shape: Some(shape), place, lease_place, lease })
@@ -369,6 +431,7 @@ impl Reader {
             ShapeKind::Fleet => false,
         };
         if !of_plan {
+            self.check_bursts(shape, quota);
             match self.limits(shape, quota, what)? {
                 Some(limits) => limiter.choices.push(limits),
                 None => {
@@ -406,6 +469,7 @@ impl Reader {
             self.error(quota.place, "workers shed by class, not by caller");
             return None;
         };
+        self.check_bursts(shape, quota);
         // One that has no limit gets an empty list of them.
         let limits = self.limits(shape, quota, "this caller")?.unwrap_or_default();
         drafted.limiter.choices.push(limits);
@@ -416,23 +480,27 @@ impl Reader {
         if let Some(node) = fields.get("algorithm") {
             shape.algorithm = self.word(node, "algorithm", fields::ALGORITHMS).unwrap_or(shape.algorithm);
         }
-        let has_burst =
-            matches!(shape.algorithm, "token-bucket" | "leaky-bucket" | "leaky-queue" | "interval-bucket");
-        if let (false, Some(place)) = (has_burst, fields.place_of("burst")) {
-            self.error_with(
-                place,
-                format!("a {} has no burst", shape.algorithm),
-                "leave it out, or use `algorithm: token-bucket`",
-            );
-        }
         match fields.get("windows") {
             Some(node) if shape.algorithm == "sub-windows" => {
-                shape.windows = self.parsed(node, "`windows`", quantity::whole).unwrap_or(shape.windows);
+                shape.windows = self.parsed(node, "`windows`", quantity::some).unwrap_or(shape.windows);
             }
             Some(node) => {
                 self.error_with(node.place, "`windows` goes with `algorithm: sub-windows`", "leave it out")
             }
             None => {}
+        }
+    }
+
+    /// A burst where there can be none. Plans may have one all the same: they are for several limiters.
+    fn check_bursts(&mut self, shape: &Shape, quota: &Quota) {
+        const WITH: [&str; 4] = ["token-bucket", "leaky-bucket", "leaky-queue", "interval-bucket"];
+        let Some(Rates::Some(rates)) = &quota.rates else { return };
+        if shape.kind != ShapeKind::Rate || WITH.contains(&shape.algorithm) {
+            return;
+        }
+        for burst in rates.iter().filter_map(|rate| rate.burst) {
+            let message = format!("{:?} has no burst", shape.algorithm);
+            self.error_with(burst.place, message, "leave it out, or use `algorithm: token-bucket`");
         }
     }
 
@@ -452,11 +520,11 @@ impl Reader {
 
     fn per(&mut self, fields: &Fields<'_>, kind: &str) -> SmallVec<[Part; 2]> {
         let Some(node) = fields.get("per") else {
-            return if kind == "fleet" { smallvec![] } else { smallvec![Part::Caller] };
+            return if matches!(kind, "fleet" | "workers") { smallvec![] } else { smallvec![Part::Caller] };
         };
         let mut parts = SmallVec::new();
         let list = self.some(node);
-        for node in list {
+        for node in self.at_most(list, 16, "parts of a key") {
             let part = match &node.value {
                 Value::Map(_) => {
                     let header = self.fields(node, "what buckets are told apart by", fields::PER_HEADER);
@@ -496,12 +564,15 @@ impl Reader {
     fn cost(&mut self, fields: &Fields<'_>, context: &Context<'_>) -> Cost {
         let Some(node) = fields.get("cost") else { return Cost::Fixed(1) };
         if !matches!(node.value, Value::Map(_)) {
-            return Cost::Fixed(self.cost_of(node).unwrap_or(1));
+            return Cost::Fixed(self.parsed(node, "a cost", quantity::some).unwrap_or(1));
         }
         let Some(fields) = self.fields(node, "a cost", fields::COST) else { return Cost::Fixed(1) };
-        let otherwise = fields.get("otherwise").and_then(|node| self.cost_of(node)).unwrap_or(1);
         const WAYS: [&str; 3] = ["class", "header", "response_header"];
         let ways = fields.present(&WAYS);
+        // What a caller can leave out must cost something.
+        let least = if ways == ["header"] { quantity::some } else { quantity::whole };
+        let otherwise =
+            fields.get("otherwise").and_then(|node| self.parsed(node, "`otherwise`", least)).unwrap_or(1);
         let header = |reader: &mut Self, name: &str| {
             let name = reader.text(fields.get(name)?, "the name of a header")?;
             Some(name.to_ascii_lowercase())
@@ -512,18 +583,21 @@ impl Reader {
                 let mut classes = Vec::new();
                 for (key, node) in entries.unwrap_or_default() {
                     match context.classes.iter().position(|class| *class == key.name) {
-                        Some(class) => classes.extend(self.cost_of(node).map(|cost| (class, cost))),
+                        Some(class) => {
+                            let cost = self.parsed(node, "a cost", quantity::whole);
+                            classes.extend(cost.map(|cost| (class, cost)));
+                        }
                         None => self.unknown(key.place, "class", &key.name, context.classes.iter().copied()),
                     }
                 }
                 Some(Cost::ByClass { classes, otherwise })
             }
             ["header"] => {
-                let max = fields.get("max").and_then(|node| self.parsed(node, "`max`", quantity::whole));
+                let max = fields.get("max").and_then(|node| self.parsed(node, "`max`", quantity::some));
                 header(self, "header").map(|name| Cost::Header {
                     name,
                     otherwise,
-                    max: max.unwrap_or(u64::MAX).max(1),
+                    max: max.unwrap_or(u64::MAX),
                 })
             }
             ["response_header"] => {
@@ -538,11 +612,6 @@ impl Reader {
             self.error(place, "`max` goes with `header`");
         }
         cost.unwrap_or(Cost::Fixed(1))
-    }
-
-    /// A cost that leaves something to limit.
-    fn cost_of(&mut self, node: &Node) -> Option<u64> {
-        self.parsed(node, "a cost", quantity::whole)
     }
 
     fn critical(&mut self, fields: &Fields<'_>, place: Place, context: &Context<'_>) -> Vec<usize> {
@@ -582,8 +651,14 @@ impl Reader {
             max_step: usual.max_step.max(Nanos::new(every.as_u64().saturating_mul(4))),
             classes: ranks.iter().flatten().max().map_or(1, |rank| rank + 1),
         };
-        if let Err(error) = Worker::new(settings) {
-            self.error(node.place, error.to_string());
+        if settings.good_ppm == 0 || settings.good_ppm > settings.bad_ppm || settings.bad_ppm >= PPM {
+            let place = fields.get("bad").or(fields.get("good")).map_or(node.place, |node| node.place);
+            self.error(place, "`good` is above 0%, `bad` below 100%, and `good` not above `bad`");
+        } else if let Err(error) = Worker::new(settings) {
+            let name = error.field;
+            let place = fields.get(name).map_or(node.place, |node| node.place);
+            let help = "it must be longer than no time, and shares such as 70% and 80% leave more room than 61% and 67.5%";
+            self.error_with(place, format!("`{name}` is too short or too long for these shares"), help);
         }
         if every < Nanos::new(100_000_000) {
             let place = fields.get("every").map_or(node.place, |node| node.place);
@@ -671,7 +746,7 @@ impl Reader {
 
 fn rate_limit(shape: &Shape, one: &OneRate) -> Result<Limit, LimitError> {
     let Rate { count, period } = one.rate;
-    let burst = one.burst.unwrap_or(count);
+    let burst = one.burst.map_or(count, |burst| burst.count);
     match shape.algorithm {
         "leaky-queue" => Limit::leaky_queue(burst, count, period, 0),
         "fixed-window" => Limit::fixed_window(count, period, WindowStart::Aligned { offset: Nanos::ZERO }),

@@ -8,11 +8,13 @@ mod warnings;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use ipnet::{Ipv4Net, Ipv6Net};
 
 use self::conditions::Names;
 use self::limiters::{Context, Drafted, Quota};
 use self::reader::{Fields, Reader, spelled_out};
-use super::address::{AddressHeader, ClientAddress, V6_PREFIX, parse_network};
+use self::warnings::Known;
+use super::address::{AddressHeader, ClientAddress, Networks, V6_PREFIX, parse_network};
 use super::condition::{Condition, Glob};
 use super::document::{self, Node, Value};
 use super::identify::{Identify, Named, Source};
@@ -21,9 +23,27 @@ use super::{Class, Jwt, Limiter, List, OTHER, Override, Part, Plan, Policy, Stor
 use crate::answer::{AnswerStyle, HeaderStyle};
 use crate::time::Nanos;
 
+/// What is known only where a policy will be at work. What it says is wrong is told like any other mistake.
+pub trait Surroundings {
+    /// Whether this is the address of a store, and if not, why.
+    fn store(&self, _address: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether a file that the policy names can be read, and if not, why.
+    fn file(&self, _path: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Where nothing more is known.
+pub(super) struct Anywhere;
+
+impl Surroundings for Anywhere {}
+
 /// A policy, and what is unwise about it; or everything that is wrong.
-pub(super) fn policy(text: &str) -> Result<(Policy, Mistakes), Mistakes> {
-    let mut reader = Reader { mistakes: Mistakes::new(text) };
+pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Policy, Mistakes), Mistakes> {
+    let mut reader = Reader { mistakes: Mistakes::new(text), surroundings };
     let policy = match document::parse(text) {
         Ok(Some(root)) => reader.policy(&root),
         Ok(None) => {
@@ -42,10 +62,13 @@ pub(super) fn policy(text: &str) -> Result<(Policy, Mistakes), Mistakes> {
     let mut mistakes = reader.mistakes;
     mistakes.sort();
     match policy {
-        Some(policy) if mistakes.errors().next().is_none() => Ok((policy, mistakes)),
+        Some(policy) if !mistakes.has_errors() => Ok((policy, mistakes)),
         _ => Err(mistakes),
     }
 }
+
+/// Limiters, or classes, of one policy.
+const MOST: usize = 1000;
 
 /// A class as it was read, with the place of its name.
 struct ReadClass {
@@ -53,9 +76,11 @@ struct ReadClass {
     place: Option<Place>,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn policy(&mut self, root: &Node) -> Option<Policy> {
+        let before = self.mistakes.told();
         let top = self.fields(root, "a policy", fields::POLICY)?;
+        let is_clean = self.mistakes.told() == before;
         let store = top.get("store").map(|node| self.store(node)).unwrap_or_default();
         let identify_fields =
             top.get("identify").and_then(|node| self.fields(node, "`identify`", fields::IDENTIFY));
@@ -65,6 +90,7 @@ impl Reader {
         let plan_nodes = top.get("plans").and_then(|node| self.entries(node, "`plans`")).unwrap_or_default();
         let mut plans: Vec<(&str, Quota)> = Vec::new();
         for (key, node) in &plan_nodes {
+            self.check_length(key.place, &key.name);
             let quota = self.quota(node, &format!("the plan {:?}", key.name), fields::PLAN);
             plans.push((&key.name, quota.unwrap_or_default()));
         }
@@ -79,22 +105,30 @@ impl Reader {
         let mut drafts: Vec<Drafted> = Vec::new();
         match top.get("limiters") {
             Some(node) => {
-                for (key, node) in self.entries(node, "`limiters`").unwrap_or_default() {
+                let entries = self.entries(node, "`limiters`").unwrap_or_default();
+                if let Some((key, _)) = entries.get(MOST) {
+                    self.error(key.place, format!("there are more than {MOST} limiters"));
+                }
+                for (key, node) in entries.into_iter().take(MOST) {
                     self.check_name(key.place, &key.name);
                     drafts.extend(self.limiter(&key.name, key.place, node, &context));
                 }
             }
-            None => self.error_with(
-                root.place,
+            // What is missing has perhaps been misspelled or left blank, and that was told.
+            None if is_clean => self.error_with(
+                Place { end: root.place.start, ..root.place },
                 "`limiters` is missing",
                 "the least is: limiters: { request-rate: { rate: 50/s } }",
             ),
+            None => {}
         }
         self.check_workers(&drafts);
+        self.check_clashes(&drafts);
         let overrides = top
             .get("overrides")
             .map(|node| self.overrides(node, &mut drafts, &plan_names, identify.v6_prefix));
         let table = identify_fields.as_ref().and_then(|fields| fields.get("table"));
+        self.check_table(identify_fields.as_ref(), &identify);
         let table = table.map(|node| self.table(node, &plan_names, identify.v6_prefix)).unwrap_or_default();
         let default_plan = self.default_plan(identify_fields.as_ref(), &plan_names);
         let jwt = self.jwt(identify_fields.as_ref(), &identify);
@@ -105,10 +139,11 @@ impl Reader {
         let answers = top.get("answers").map(|node| self.answers(node)).unwrap_or_default();
         let timeout = top.get("gateway").and_then(|node| {
             let fields = self.fields(node, "`gateway`", fields::GATEWAY)?;
-            self.parsed(fields.get("timeout")?, "`timeout`", quantity::duration)
+            self.parsed(fields.get("timeout")?, "`timeout`", quantity::some_time)
         });
         let timeout = timeout.unwrap_or(Nanos::from_secs(60));
-        self.unwise(&top, &identify, &read_classes, &drafts, timeout);
+        let known = Known { store: &store, identify: &identify, address: &address, timeout };
+        self.unwise(&top, &known, &read_classes, &drafts);
         let plan_list: Vec<Plan> = plan_names.iter().map(|name| Plan { name: Arc::from(*name) }).collect();
         Some(Policy {
             store,
@@ -133,12 +168,60 @@ impl Reader {
     /// Names of limiters stand in headers, metrics and commands.
     fn check_name(&mut self, place: Place, name: &str) {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.len() > 64 || !name.chars().all(is_plain) {
+        if name == "plan" {
+            let help = "call it something else: `plan` in an override is the plan of a caller";
+            self.error_with(place, "`plan` is no name of a limiter", help);
+        } else if name.len() > 64 || !name.chars().all(is_plain) {
             self.error_with(
                 place,
                 format!("{name:?} is no name of a limiter"),
                 "it has up to 64 letters, digits, `-`, `_` and `.`",
             );
+        }
+    }
+
+    /// Names of plans and classes stand in metrics and keys.
+    fn check_length(&mut self, place: Place, name: &str) {
+        if name.len() > 64 || name.chars().any(char::is_control) {
+            let help = "it has up to 64 bytes, and none that cannot be seen";
+            self.error_with(place, "this is too long or too strange for a name", help);
+        }
+    }
+
+    /// The second of several rates is known by the name of its limiter and a number.
+    fn check_clashes(&mut self, drafts: &[Drafted]) {
+        let names: HashMap<&str, Place> =
+            drafts.iter().map(|draft| (&*draft.limiter.name, draft.place)).collect();
+        for draft in drafts {
+            let limiter = &draft.limiter;
+            let sets = limiter.choices.iter().chain(&limiter.candidate);
+            for number in 2..=sets.map(|limits| limits.len()).max().unwrap_or(0) {
+                let taken = format!("{}-{number}", limiter.name);
+                if let Some(place) = names.get(taken.as_str()) {
+                    let message =
+                        format!("{taken:?} is what one of the rates of {:?} is called", limiter.name);
+                    self.error_with(*place, message, "call this limiter something else");
+                }
+            }
+        }
+    }
+
+    /// A table that is not asked, and one that is asked and not there.
+    fn check_table(&mut self, fields: Option<&Fields<'_>>, identify: &Identify) {
+        let Some(fields) = fields else { return };
+        let asked = identify.plan.contains(&Source::Table);
+        match (fields.place_of("table"), fields.place_of("plan")) {
+            (Some(place), _) if !asked => {
+                self.warn(place, "no plan is looked for in this table", "add `plan: [table]` to `identify`");
+            }
+            (None, Some(place)) if asked => {
+                self.error_with(
+                    place,
+                    "there is no table",
+                    "add `table: { name-of-a-caller: name-of-a-plan }`",
+                );
+            }
+            _ => {}
         }
     }
 
@@ -150,28 +233,45 @@ impl Reader {
     }
 
     fn store(&mut self, node: &Node) -> StoreChoice {
-        let url = |text: &str| (text.trim() != "memory").then(|| text.trim().to_owned());
         if !matches!(node.value, Value::Map(_)) {
-            return StoreChoice { url: self.text(node, "`store`").and_then(url), ..StoreChoice::default() };
+            return StoreChoice { url: self.store_address(node, "`store`"), ..StoreChoice::default() };
         }
         let Some(fields) = self.fields(node, "`store`", fields::STORE) else { return StoreChoice::default() };
-        let mut text = |name: &str| self.text(fields.get(name)?, name).map(str::to_owned);
-        let (address, secret, prefix) = (text("url"), text("secret"), text("prefix"));
+        let url = fields.get("url").and_then(|node| self.store_address(node, "`url`"));
+        let mut text = |name: &str| self.text(fields.get(name)?, &format!("`{name}`")).map(str::to_owned);
+        let (secret, prefix) = (text("secret"), text("prefix"));
+        if let Some(node) = fields.get("secret") {
+            self.mistakes.hide(node.place);
+        }
         let deadline =
-            fields.get("deadline").and_then(|node| self.parsed(node, "`deadline`", quantity::duration));
+            fields.get("deadline").and_then(|node| self.parsed(node, "`deadline`", quantity::deadline));
         let expected_nodes = fields
             .get("expected_nodes")
-            .and_then(|node| self.parsed(node, "`expected_nodes`", quantity::whole));
+            .and_then(|node| self.parsed(node, "`expected_nodes`", quantity::some));
         let max_bytes =
             fields.get("max_bytes").and_then(|node| self.parsed(node, "`max_bytes`", quantity::bytes));
-        StoreChoice {
-            url: address.as_deref().and_then(url),
-            secret,
-            prefix,
-            deadline,
-            expected_nodes,
-            max_bytes,
+        StoreChoice { url, secret, prefix, deadline, expected_nodes, max_bytes }
+    }
+
+    /// The address of a shared store. What in it may be a password is not shown.
+    fn store_address(&mut self, node: &Node, what: &str) -> Option<String> {
+        let text = self.text(node, what)?.trim();
+        let written = self.mistakes.text_at(node.place);
+        let login = written.find("://").zip(written.rfind('@')).map(|(from, to)| (from + 3, to));
+        let pass = written.find("pass=").map(|from| {
+            let rest = written.get(from + 5..).unwrap_or_default();
+            (from + 5, from + 5 + rest.find(['&', '"', '\'']).unwrap_or(rest.len()))
+        });
+        for (from, to) in login.into_iter().chain(pass) {
+            self.mistakes.hide(Place { start: node.place.start + from, end: node.place.start + to });
         }
+        if text == "memory" {
+            return None;
+        }
+        if let Err(problem) = self.surroundings.store(text) {
+            self.error(node.place, problem);
+        }
+        Some(text.to_owned())
     }
 
     fn identify(&mut self, fields: Option<&Fields<'_>>) -> Identify {
@@ -203,7 +303,8 @@ impl Reader {
 
     fn sources(&mut self, node: &Node, words: &[&str]) -> Vec<Source> {
         let mut sources = Vec::new();
-        for node in self.some(node) {
+        let nodes = self.some(node);
+        for node in self.at_most(nodes, 16, "sources") {
             let source = match &node.value {
                 Value::Map(_) => {
                     let Some(fields) = self.fields(node, "a source", fields::SOURCES) else { continue };
@@ -258,7 +359,22 @@ impl Reader {
             && let Some(hops) = self.parsed(node, "`trusted_hops`", quantity::whole)
         {
             match u8::try_from(hops) {
-                Ok(hops @ 1..=32) => address.hops = Some(hops),
+                Ok(hops @ 1..=32) => {
+                    address.hops = Some(hops);
+                    // Where nobody knows the addresses of proxies, they are told by their number alone.
+                    let proxies = top.get("trusted_proxies").map(|node| &node.value);
+                    if proxies.is_none() {
+                        address.trusted = [Ipv4Net::default().into(), Ipv6Net::default().into()]
+                            .into_iter()
+                            .collect::<Networks>();
+                    } else if matches!(proxies, Some(Value::List(list)) if list.is_empty()) {
+                        self.error_with(
+                            node.place,
+                            "there are proxies, and `trusted_proxies` is empty",
+                            "leave one of them out",
+                        );
+                    }
+                }
                 _ => self
                     .error(node.place, format!("{hops} proxies one behind the other? From 1 to 32 can be")),
             }
@@ -277,7 +393,12 @@ impl Reader {
         let Some(node) = node else { return usual_classes() };
         let names = Names { plans, classes: None };
         let mut classes = Vec::new();
-        for (key, node) in self.entries(node, "`classes`").unwrap_or_default() {
+        let entries = self.entries(node, "`classes`").unwrap_or_default();
+        if let Some((key, _)) = entries.get(MOST) {
+            self.error(key.place, format!("there are more than {MOST} classes"));
+        }
+        for (key, node) in entries.into_iter().take(MOST) {
+            self.check_length(key.place, &key.name);
             if key.name == OTHER {
                 let help = "leave it out: it is what matches no class";
                 self.error_with(key.place, "`other` is not for you to define", help);
@@ -314,8 +435,10 @@ impl Reader {
     fn table(&mut self, node: &Node, plans: &[&str], v6_prefix: u8) -> HashMap<Named, usize> {
         let mut table = HashMap::new();
         for (key, node) in self.entries(node, "`table`").unwrap_or_default() {
-            if let Some(plan) = self.named(node, "plan", plans) {
-                table.insert(Named::of(&key.name, v6_prefix), plan);
+            if let Some(plan) = self.named(node, "plan", plans)
+                && table.insert(Named::of(&key.name, v6_prefix), plan).is_some()
+            {
+                self.same_caller(key.place);
             }
         }
         table
@@ -337,9 +460,8 @@ impl Reader {
                 let at = drafts.iter().position(|draft| *draft.limiter.name == *key.name);
                 match (at, key.name.as_str()) {
                     (Some(at), _) => {
-                        let quota = self.short_quota(node, "an override");
-                        let draft = drafts.get_mut(at);
-                        if let (Some(quota), Some(draft)) = (quota, draft) {
+                        let Some(draft) = drafts.get_mut(at) else { continue };
+                        if let Some(quota) = self.short_quota(node, "an override", draft.kind()) {
                             own.choices.extend(self.own_choice(draft, &quota).map(|choice| (at, choice)));
                         }
                     }
@@ -351,9 +473,16 @@ impl Reader {
                     }
                 }
             }
-            overrides.insert(Named::of(&caller.name, v6_prefix), own);
+            if overrides.insert(Named::of(&caller.name, v6_prefix), own).is_some() {
+                self.same_caller(caller.place);
+            }
         }
         overrides
+    }
+
+    /// Addresses of one network are one caller.
+    fn same_caller(&mut self, place: Place) {
+        self.error_with(place, "this caller is there twice", "addresses of one IPv6 network are one caller");
     }
 
     fn listed(&mut self, node: &Node, what: &str, v6_prefix: u8) -> List {
@@ -432,7 +561,17 @@ impl Reader {
         if fields.present(&KEYS).len() != 1 {
             self.error(node.place, format!("tokens are verified by one of {}", spelled_out(&KEYS)));
         }
-        let mut text = |name: &str| self.text(fields.get(name)?, name).map(str::to_owned);
+        for name in ["key_file", "jwks_file"] {
+            if let Some(node) = fields.get(name)
+                && let Value::Text(path) = &node.value
+                && let Err(problem) = self.surroundings.file(path.trim())
+            {
+                self.error(node.place, problem);
+            }
+        }
+        let mut text = |name: &str| {
+            self.text(fields.get(name)?, &format!("`{name}`")).map(|text| text.trim().to_owned())
+        };
         let mut jwt = Jwt {
             key_file: text("key_file"),
             jwks_file: text("jwks_file"),
@@ -453,6 +592,9 @@ impl Reader {
         }
         if jwt.algorithms.iter().any(|name| name.starts_with("HS")) && jwt.secret_env.is_none() {
             self.error(node.place, "HS256 and its like need a shared secret: `secret_env`");
+        }
+        if jwt.secret_env.is_some() && jwt.algorithms.iter().any(|name| !name.starts_with("HS")) {
+            self.error(node.place, "with a shared secret there are only HS256, HS384 and HS512");
         }
         if !used {
             self.warn(node.place, "no claim of a token is asked for", "add `jwt: sub` to `caller`");

@@ -3,9 +3,11 @@
 use super::super::document::{Key, Node, Value};
 use super::super::fields::{self, Field};
 use super::super::mistakes::{Mistakes, Place, Severity, nearest};
+use super::Surroundings;
 
-pub(super) struct Reader {
+pub(super) struct Reader<'s> {
     pub(super) mistakes: Mistakes,
+    pub(super) surroundings: &'s dyn Surroundings,
 }
 
 /// The fields of a map that are known and not blank.
@@ -29,7 +31,7 @@ impl<'n> Fields<'n> {
     }
 }
 
-impl Reader {
+impl Reader<'_> {
     pub(super) fn error(&mut self, place: Place, message: impl Into<String>) {
         self.mistakes.add(Severity::Error, place, message.into(), None);
     }
@@ -50,6 +52,9 @@ impl Reader {
         name: &str,
         known: impl IntoIterator<Item = &'w str> + Clone,
     ) {
+        if self.mistakes.is_full() {
+            return self.error(place, "");
+        }
         let message = format!("there is no {what} {name:?}");
         let all: Vec<&str> = known.clone().into_iter().collect();
         let help = match nearest(name, known) {
@@ -116,6 +121,14 @@ impl Reader {
                 &[]
             }
         }
+    }
+
+    /// What goes through all of a list for each of its entries is kept to so many: nobody means more.
+    pub(super) fn at_most<'n>(&mut self, nodes: &'n [Node], most: usize, what: &str) -> &'n [Node] {
+        if let Some(node) = nodes.get(most) {
+            self.error(node.place, format!("there are more than {most} {what}"));
+        }
+        nodes.get(..most).unwrap_or(nodes)
     }
 
     /// One, or all of a list.
