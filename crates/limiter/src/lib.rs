@@ -86,6 +86,8 @@ mod worker;
 
 #[cfg(feature = "jwt")]
 pub use admission::JwtTokens;
+#[cfg(feature = "watch")]
+pub use admission::Watcher;
 #[cfg(feature = "policy")]
 pub use admission::{
     Decision, Limiter, LimiterBuilder, LimiterReport, LimiterStats, Permit, PolicyError, PolicyFile, Refusal,

@@ -342,3 +342,342 @@ fn a_policy_with_tokens_needs_the_feature() {
     let given = Limiter::builder().policy(policy).tokens(tollgate::core::policy::NoTokens).build();
     assert!(given.is_ok());
 }
+
+#[cfg(feature = "watch")]
+mod watched {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The most that anything here may take. What is looked at from time to time takes longer: this is by what is told.
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+        const STEP: Duration = Duration::from_millis(5);
+        for _ in 0..DEADLINE.as_millis() / STEP.as_millis() {
+            if is_so() {
+                return;
+            }
+            std::thread::park_timeout(STEP);
+        }
+        panic!("waited for {what}");
+    }
+
+    fn of(version: u32) -> String {
+        format!(
+            "limiters: {{ v{version}: {{ rate: 10/h, per: global }}, it: {{ rate: 10/h, per: global }} }}\n"
+        )
+    }
+
+    fn is_at_work(limiter: &Limiter, version: u32) -> bool {
+        *limiter.policy().limiters()[0].name == *format!("v{version}")
+    }
+
+    fn wait_for_version(limiter: &Limiter, version: u32) {
+        wait_for(&format!("version {version}: {:?}", limiter.report().reloads), || {
+            is_at_work(limiter, version)
+        });
+    }
+
+    fn wait_for_successes(limiter: &Limiter, successes: u64) {
+        wait_for(&format!("{successes} successes: {:?}", limiter.report().reloads), || {
+            limiter.report().reloads.succeeded == successes
+        });
+    }
+
+    /// Does something that makes a file useless, and waits until that is noticed.
+    fn wait_for_failure<T>(limiter: &Limiter, break_it: impl FnOnce() -> T) -> T {
+        let before = limiter.report().reloads.failed;
+        let done = break_it();
+        wait_for(&format!("a failure: {:?}", limiter.report().reloads), || {
+            limiter.report().reloads.failed > before
+        });
+        done
+    }
+
+    fn start(path: &Path) -> Limiter {
+        builder().policy_file(path).build().unwrap()
+    }
+
+    #[test]
+    fn a_file_is_loaded_when_it_is_written_in_place_or_another_is_put_there() {
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", of(0));
+        let limiter = start(&path);
+        assert_eq!(passes(&limiter, 4), 4);
+        let watcher = limiter.watch_file(&path).unwrap();
+        for version in 1..6 {
+            match version % 2 {
+                0 => drop(folder.write("policy.yaml", of(version))),
+                _ => folder.replace("policy.yaml", of(version)),
+            }
+            wait_for_version(&limiter, version);
+        }
+        // Each once, and none at start.
+        wait_for_successes(&limiter, 5);
+        assert_eq!(passes(&limiter, 10), 6, "what was used stays used");
+        drop(watcher);
+    }
+
+    #[test]
+    fn a_file_that_is_as_it_was_is_not_loaded_whether_or_not_it_is_good() {
+        for (text, failed) in [(of(0), 0), ("limiters: { a".to_owned(), 1)] {
+            let folder = Folder::new();
+            let path = folder.write("policy.yaml", &text);
+            let (limiter, _) = builder().policy_file(&path).build_or_open().unwrap();
+            let _watcher = limiter.watch_file(&path).unwrap();
+            for _ in 0..20 {
+                folder.replace("policy.yaml", &text);
+                folder.write("other", "x");
+                // So that there is more than one look.
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
+            folder.replace("policy.yaml", of(1));
+            wait_for_successes(&limiter, 1);
+            assert!(is_at_work(&limiter, 1));
+            assert_eq!(limiter.report().reloads.failed, failed);
+        }
+    }
+
+    /// As Kubernetes does it: `policy.yaml -> ..data/policy.yaml`, `..data -> ..1`, and then another `..data`.
+    #[cfg(unix)]
+    #[test]
+    fn links_that_are_swapped_are_followed() {
+        use std::os::unix::fs::symlink;
+        let folder = Folder::new();
+        let publish = |version: u32| {
+            let name = format!("..{version}");
+            std::fs::create_dir(folder.file(&name)).unwrap();
+            folder.write(&format!("{name}/policy.yaml"), of(version));
+            symlink(&name, folder.file("..data_tmp")).unwrap();
+            std::fs::rename(folder.file("..data_tmp"), folder.file("..data")).unwrap();
+            if version > 0 {
+                std::fs::remove_dir_all(folder.file(&format!("..{}", version - 1))).unwrap();
+            }
+        };
+        publish(0);
+        let path = folder.file("policy.yaml");
+        symlink("..data/policy.yaml", &path).unwrap();
+        let limiter = start(&path);
+        let _watcher = limiter.watch_file(&path).unwrap();
+        for version in 1..5 {
+            publish(version);
+            wait_for_version(&limiter, version);
+        }
+        assert_eq!(limiter.report().reloads.failed, 0);
+        // Also where the links lead, after they were swapped.
+        folder.write("..4/policy.yaml", of(7));
+        wait_for_version(&limiter, 7);
+    }
+
+    /// A link to a file elsewhere, which is changed there.
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_watched_where_it_is_and_where_its_link_is() {
+        let (folder, elsewhere) = (Folder::new(), Folder::new());
+        let target = elsewhere.write("real.yaml", of(0));
+        let path = folder.file("policy.yaml");
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let limiter = start(&path);
+        let _watcher = limiter.watch_file(&path).unwrap();
+        elsewhere.write("real.yaml", of(1));
+        wait_for_version(&limiter, 1);
+        elsewhere.replace("real.yaml", of(2));
+        wait_for_version(&limiter, 2);
+        folder.replace("policy.yaml", of(3));
+        wait_for_version(&limiter, 3);
+    }
+
+    #[test]
+    fn a_file_that_goes_changes_nothing_and_is_loaded_when_it_is_back() {
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", of(0));
+        let limiter = start(&path);
+        let _watcher = limiter.watch_file(&path).unwrap();
+        wait_for_failure(&limiter, || std::fs::remove_file(&path).unwrap());
+        assert!(limiter.report().reloads.error.unwrap().contains("No such file"));
+        assert!(is_at_work(&limiter, 0));
+        assert_eq!(passes(&limiter, 20), 10);
+        folder.write("policy.yaml", of(1));
+        wait_for_version(&limiter, 1);
+        wait_for("no error", || limiter.report().reloads.error.is_none());
+        // The whole folder goes, and another is there.
+        wait_for_failure(&limiter, || std::fs::remove_dir_all(folder.path()).unwrap());
+        assert!(is_at_work(&limiter, 1));
+        std::fs::create_dir(folder.path()).unwrap();
+        folder.write("policy.yaml", of(2));
+        wait_for_version(&limiter, 2);
+        folder.write("policy.yaml", of(3));
+        wait_for_version(&limiter, 3);
+    }
+
+    #[test]
+    fn a_file_that_is_half_written_is_loaded_when_it_is_whole() {
+        use std::io::Write;
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", of(0));
+        let limiter = start(&path);
+        let _watcher = limiter.watch_file(&path).unwrap();
+        let text = of(1);
+        let (first, second) = text.split_at(text.len() / 2);
+        let mut file = wait_for_failure(&limiter, || {
+            let mut file = std::fs::File::create(&path).unwrap();
+            file.write_all(first.as_bytes()).unwrap();
+            file
+        });
+        assert!(is_at_work(&limiter, 0));
+        assert!(limiter.report().reloads.error.unwrap().contains("policy.yaml:1:"));
+        file.write_all(second.as_bytes()).unwrap();
+        wait_for_version(&limiter, 1);
+        wait_for("no error", || limiter.report().reloads.error.is_none());
+    }
+
+    /// A server that started with a bad file gets well by itself; what is wrong is counted once.
+    #[test]
+    fn a_start_with_a_bad_file_gets_well() {
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", "limiters: { a");
+        let (limiter, wrong) = Limiter::builder().policy_file(&path).build_or_open().unwrap();
+        assert!(wrong.is_some());
+        let _watcher = limiter.watch_file(&path).unwrap();
+        folder.replace("policy.yaml", of(1));
+        wait_for_successes(&limiter, 1);
+        let reloads = limiter.report().reloads;
+        assert_eq!((reloads.failed, reloads.error), (1, None));
+        assert!(is_at_work(&limiter, 1));
+
+        // One whose folder is not even there.
+        let path = folder.file("later/policy.yaml");
+        let (limiter, _) = Limiter::builder().policy_file(&path).build_or_open().unwrap();
+        let _watcher = limiter.watch_file(&path).unwrap();
+        std::fs::create_dir(folder.file("later")).unwrap();
+        folder.write("later/policy.yaml", of(1));
+        wait_for("a policy", || !limiter.policy().limiters().is_empty());
+    }
+
+    /// What has changed between the start and the watch is loaded; and so is a file that the limiter was not made from.
+    #[test]
+    fn what_changed_before_is_loaded() {
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", of(0));
+        let limiter = start(&path);
+        folder.write("policy.yaml", of(1));
+        let watcher = limiter.watch_file(&path).unwrap();
+        wait_for_version(&limiter, 1);
+        drop(watcher);
+        folder.write("other.yaml", of(2));
+        let _watcher = limiter.watch_file(folder.file("other.yaml")).unwrap();
+        wait_for_version(&limiter, 2);
+    }
+
+    #[test]
+    fn nothing_is_loaded_once_a_watcher_is_dropped() {
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", of(0));
+        let (limiter, other) = (start(&path), start(&path));
+        let watcher = limiter.watch_file(&path).unwrap();
+        let _goes_on = other.watch_file(&path).unwrap();
+        folder.replace("policy.yaml", of(1));
+        wait_for_version(&limiter, 1);
+        drop(watcher);
+        folder.replace("policy.yaml", of(2));
+        wait_for_version(&other, 2);
+        assert!(is_at_work(&limiter, 1));
+        // And a watcher does not keep a limiter alive.
+        let watcher = limiter.watch_file(&path).unwrap();
+        wait_for_version(&limiter, 2);
+        drop(limiter);
+        folder.replace("policy.yaml", of(3));
+        wait_for_version(&other, 3);
+        drop(watcher);
+    }
+
+    /// Keys are replaced more often than policies are.
+    #[cfg(feature = "jwt")]
+    #[test]
+    fn keys_that_change_are_seen_though_the_policy_does_not() {
+        let folder = Folder::new();
+        let path = folder.write(
+            "policy.yaml",
+            "identify: { caller: [jwt: sub], jwt: { jwks_file: keys.json } }\nlimiters: { v0: { rate: 1/s } }",
+        );
+        let key = r#"{ "kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo" }"#;
+        folder.write("keys.json", format!(r#"{{ "keys": [{key}] }}"#));
+        let limiter = start(&path);
+        let _watcher = limiter.watch_file(&path).unwrap();
+        wait_for_failure(&limiter, || folder.replace("keys.json", "{}"));
+        assert!(limiter.report().reloads.error.unwrap().contains("is no set of keys"));
+        folder.replace("keys.json", format!(r#"{{ "keys": [{key}, {key}] }}"#));
+        wait_for_successes(&limiter, 1);
+        wait_for_failure(&limiter, || std::fs::remove_file(folder.file("keys.json")).unwrap());
+        folder.replace("keys.json", format!(r#"{{ "keys": [{key}] }}"#));
+        wait_for_successes(&limiter, 2);
+    }
+
+    /// F 57: files of every kind, as fast as they can be written, while requests come. Nothing panics, nobody is kept waiting,
+    /// and in the end the last good one is at work.
+    #[test]
+    fn fuzzed_files_under_load() {
+        let folder = Folder::new();
+        let path = folder.write("policy.yaml", GOOD);
+        let limiter = start(&path);
+        let _watcher = limiter.watch_file(&path).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Acquire) {
+                        let headers = [("x-api-key", "k")];
+                        let facts =
+                            Facts { method: "POST", path: "/login", headers: &headers, ..Facts::default() };
+                        match limiter.admit_now(&facts) {
+                            Ok(permit) => drop(permit.decision()),
+                            Err(refusal) => drop(refusal.answer(None, "/login")),
+                        }
+                    }
+                });
+            }
+            let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+            let mut random = move |below: usize| {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                (seed % below.max(1) as u64) as usize
+            };
+            for round in 0..200 {
+                // Every third is good, and another one.
+                let mut bytes = GOOD.replace("100/h", &format!("{}/h", 100 + round)).into_bytes();
+                for _ in 0..random(6).saturating_sub(1) {
+                    let at = random(bytes.len());
+                    match random(6) {
+                        0 => bytes.truncate(at),
+                        1 => bytes.extend_from_within(at..),
+                        2 => drop(bytes.drain(at..(at + random(30)).min(bytes.len()))),
+                        3 => bytes.insert(at, random(256) as u8),
+                        4 if at < bytes.len() => bytes[at] = b"0123456789:{}[],-/% \n#&*\"'"[random(26)],
+                        _ => bytes.extend_from_slice(b"limiters: { a: { rate: 9999999999999999999999/s } }"),
+                    }
+                }
+                match random(3) {
+                    0 => drop(folder.write("policy.yaml", &bytes)),
+                    1 => folder.replace("policy.yaml", &bytes),
+                    _ => drop(std::fs::remove_file(&path)),
+                }
+                // By hand at the same time, as a signal does.
+                if round % 3 == 0 {
+                    let _ = limiter.reload_file(&path);
+                }
+                std::thread::park_timeout(Duration::from_millis(8));
+            }
+            folder.replace("policy.yaml", of(9));
+            wait_for_version(&limiter, 9);
+            wait_for("no error", || limiter.report().reloads.error.is_none());
+            stop.store(true, Ordering::Release);
+        });
+        let report = limiter.report();
+        assert_eq!((report.totals.panics, report.totals.store_errors, report.in_flight), (0, 0, 0));
+        assert!(report.totals.asked > 10_000, "{report:?}");
+        assert!(report.reloads.failed > 10 && report.reloads.succeeded > 1, "{:?}", report.reloads);
+        assert_eq!(report.reloads.error, None);
+    }
+}

@@ -1,6 +1,7 @@
 //! Policies in files: read with care, and loaded the same way at start and ever after.
 
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,10 +65,28 @@ impl PolicyFile {
     }
 }
 
-/// A file that somebody has tried to load, whether or not it was of use.
+/// A file as it was when somebody last tried to load it, whether or not it was of use.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    not(feature = "watch"),
+    allow(dead_code, reason = "only who watches a file asks whether it is another")
+)]
 pub(super) struct Tried {
     path: PathBuf,
+    text: u64,
+    /// Files with keys that the policy names. Keys change while the policy does not.
+    key_files: Vec<PathBuf>,
+    keys: u64,
+}
+
+impl Tried {
+    /// Whether there is nothing in the file that was not tried already.
+    #[cfg(feature = "watch")]
+    fn is_all_there_is(&self, path: &Path) -> bool {
+        self.path == path
+            && self.text == mark(&contents(path, LARGEST))
+            && self.keys == marks_of_keys(&self.key_files)
+    }
 }
 
 /// Where files are that a policy names: beside its own, if it has one.
@@ -80,12 +99,17 @@ pub(super) fn look(path: &Path) -> (Tried, Result<(Policy, Mistakes), PolicyErro
     let shown = path.display().to_string();
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let bytes = contents(&path, LARGEST);
-    let tried = Tried { path };
+    let mut tried = Tried { text: mark(&bytes), key_files: Vec::new(), keys: marks_of_keys(&[]), path };
     let read = bytes.and_then(text).map_err(|error| PolicyError::Unreadable { path: shown.clone(), error });
     let read = read.and_then(|text| match Policy::read(&text) {
         Ok((policy, unwise)) => Ok((policy, unwise.in_file(shown))),
         Err(mistakes) => Err(mistakes.in_file(shown).into()),
     });
+    if let Ok((policy, _)) = &read {
+        let keys = policy.jwt().into_iter().flat_map(|jwt| [&jwt.key_file, &jwt.jwks_file]).flatten();
+        tried.key_files = keys.map(|file| folder(Some(&tried)).join(file)).collect();
+        tried.keys = marks_of_keys(&tried.key_files);
+    }
     (tried, read)
 }
 
@@ -115,6 +139,22 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
         let line = error.as_bytes().iter().take(valid).filter(|byte| **byte == b'\n').count() + 1;
         io::Error::new(io::ErrorKind::InvalidData, format!("line {line} is not UTF-8 text"))
     })
+}
+
+/// Tells contents apart, and reasons why there are none.
+fn mark(contents: &io::Result<Vec<u8>>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match contents {
+        Ok(bytes) => bytes.hash(&mut hasher),
+        Err(error) => (error.kind(), error.to_string()).hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
+fn marks_of_keys(files: &[PathBuf]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    files.iter().for_each(|file| mark(&contents(file, LARGEST)).hash(&mut hasher));
+    hasher.finish()
 }
 
 /// Reloads, one after the other, and what became of them.
@@ -179,6 +219,14 @@ impl<S: Store + 'static> Shared<S> {
             self.put_to_work(policy, Some(tried))?;
             Ok(unwise)
         }))
+    }
+
+    /// Loads a file, unless it is as it was.
+    #[cfg(feature = "watch")]
+    pub(super) fn load_changed(&self, path: &Path) -> Option<Result<Mistakes, PolicyError>> {
+        let mut turn = self.reloads.turn.lock();
+        let known = turn.as_ref().is_some_and(|tried| tried.is_all_there_is(path));
+        (!known).then(|| self.load_file(&mut turn, path))
     }
 }
 

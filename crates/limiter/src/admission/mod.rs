@@ -9,6 +9,8 @@ mod refusal;
 mod running;
 #[cfg(feature = "jwt")]
 mod tokens;
+#[cfg(feature = "watch")]
+mod watch;
 
 use std::fmt;
 use std::future::Future;
@@ -40,6 +42,8 @@ pub use refusal::Refusal;
 pub use running::PolicyError;
 #[cfg(feature = "jwt")]
 pub use tokens::JwtTokens;
+#[cfg(feature = "watch")]
+pub use watch::Watcher;
 
 /// Decides by a policy whether requests may pass. Clones share everything.
 ///

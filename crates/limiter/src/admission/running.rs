@@ -47,6 +47,14 @@ pub enum PolicyError {
     /// The keys for tokens are of no use.
     #[error("tokens cannot be verified: {0}")]
     Tokens(String),
+    /// Nobody can look after the file.
+    #[error("{path} cannot be watched: {error}")]
+    Unwatched {
+        /// Which file.
+        path: String,
+        /// Why.
+        error: std::io::Error,
+    },
 }
 
 /// One policy, and all that is needed to decide by it. Nothing in it changes but switches and counts.
