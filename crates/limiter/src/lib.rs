@@ -114,9 +114,14 @@ pub mod tower;
 pub mod utilization;
 mod worker;
 
+#[cfg(feature = "jwt")]
+pub use admission::JwtTokens;
+#[cfg(feature = "watch")]
+pub use admission::Watcher;
 #[cfg(feature = "policy")]
 pub use admission::{
-    Decision, Limiter, LimiterBuilder, LimiterReport, LimiterStats, Permit, PolicyError, Refusal, Totals,
+    Decision, Limiter, LimiterBuilder, LimiterReport, LimiterStats, Permit, PolicyError, PolicyFile, Refusal,
+    ReloadReport, Totals,
 };
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};

@@ -51,7 +51,10 @@ impl<S: Store + 'static> Shared<S> {
         // One policy for the whole decision, whatever is loaded meanwhile.
         let running = self.running.load_full();
         let now = self.clock.now();
-        let planned = running.policy.plan(facts, &***self.tokens.load(), now);
+        let planned = match &*self.tokens.load() {
+            Some(tokens) => running.policy.plan(facts, &***tokens, now),
+            None => running.policy.plan(facts, &*running.vouching.0, now),
+        };
         match planned.listed {
             Listed::Allowed => {
                 self.counts.allowed_by_list.add();

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tollgate_core::Timestamp;
+
 macro_rules! counted {
     ($(#[$about:meta])* $public:ident, $private:ident { $($(#[$doc:meta])* $name:ident,)+ }) => {
         $(#[$about])*
@@ -82,4 +84,20 @@ pub struct LimiterReport {
     pub in_flight: u64,
     /// Each limiter of the present policy.
     pub limiters: Vec<(Arc<str>, LimiterStats)>,
+    /// How the policy came to be at work.
+    pub reloads: ReloadReport,
+}
+
+/// Policies that were put to work after the start, and those that could not be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReloadReport {
+    /// How often another policy was put to work.
+    pub succeeded: u64,
+    /// How often that failed, so that everything stayed as it was.
+    pub failed: u64,
+    /// When the policy at work was put there.
+    pub loaded_at: Timestamp,
+    /// What is wrong with the policy that was tried last. None: it is the one at work.
+    pub error: Option<String>,
 }

@@ -2,36 +2,48 @@
 
 mod admit;
 mod counts;
+mod file;
 mod leases;
 mod permit;
 mod refusal;
 mod running;
+#[cfg(feature = "jwt")]
+mod tokens;
+#[cfg(feature = "watch")]
+mod watch;
 
 use std::fmt;
 use std::future::Future;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::quality::RandomState;
 use std::hash::BuildHasher;
 use tollgate_core::Timestamp;
 use tollgate_core::concurrency::LeaseId;
-use tollgate_core::policy::{Facts, Mistakes, Mode, NoTokens, Policy, Tokens};
+use tollgate_core::policy::{Facts, Mistakes, Mode, Policy, Tokens};
 use tollgate_core::store::Store;
 
 use self::counts::TotalCounts;
+use self::file::{Reloads, Tried};
 use self::leases::Leases;
-use self::running::{Lasting, Running};
+use self::running::{Lasting, Running, Vouching};
 use crate::clock::{AnyClock, Clock};
 use crate::memory::MemoryStore;
 
-pub use counts::{LimiterReport, LimiterStats, Totals};
+pub use counts::{LimiterReport, LimiterStats, ReloadReport, Totals};
+pub use file::PolicyFile;
 pub use permit::{Decision, Permit};
 pub use refusal::Refusal;
 pub use running::PolicyError;
+#[cfg(feature = "jwt")]
+pub use tokens::JwtTokens;
+#[cfg(feature = "watch")]
+pub use watch::Watcher;
 
 /// Decides by a policy whether requests may pass. Clones share everything.
 ///
@@ -62,8 +74,10 @@ pub struct Limiter<S: Store + 'static = MemoryStore> {
 struct Shared<S> {
     store: S,
     running: ArcSwap<Running>,
-    tokens: ArcSwap<Box<dyn Tokens>>,
+    /// Who vouches for tokens, if it is not the policy's own keys.
+    tokens: ArcSwapOption<Box<dyn Tokens>>,
     lasting: Lasting,
+    reloads: Reloads,
     clock: AnyClock,
     counts: TotalCounts,
     in_flight: AtomicU64,
@@ -127,8 +141,10 @@ impl<S: Store + 'static> Shared<S> {
 #[must_use = "a builder does nothing until `build`"]
 pub struct LimiterBuilder<S: Store + 'static = MemoryStore> {
     store: S,
-    policy: Option<Result<Policy, Mistakes>>,
-    tokens: Box<dyn Tokens>,
+    policy: Option<Result<Policy, PolicyError>>,
+    /// The file that the policy is from.
+    tried: Option<Tried>,
+    tokens: Option<Box<dyn Tokens>>,
     clock: AnyClock,
 }
 
@@ -138,7 +154,8 @@ impl Limiter {
         LimiterBuilder {
             store: MemoryStore::new(),
             policy: None,
-            tokens: Box::new(NoTokens),
+            tried: None,
+            tokens: None,
             clock: AnyClock::default(),
         }
     }
@@ -146,6 +163,18 @@ impl Limiter {
     /// A limiter in memory, by the text of a policy.
     pub fn from_policy(text: &str) -> Result<Self, PolicyError> {
         Self::builder().policy(text).build()
+    }
+
+    /// A limiter in memory, by the policy of a file.
+    ///
+    /// ```no_run
+    /// use tollgate::Limiter;
+    ///
+    /// let limiter = Limiter::load("/etc/tollgate/policy.yaml")?;
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// ```
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, PolicyError> {
+        Self::builder().policy_file(path).build()
     }
 
     /// As [`admit`](Self::admit), for those who cannot wait: memory answers at once.
@@ -162,24 +191,39 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     /// Where states are kept: in memory unless said otherwise. A store that others share belongs into a
     /// [`Failsafe`](crate::Failsafe).
     pub fn store<T: Store + 'static>(self, store: T) -> LimiterBuilder<T> {
-        LimiterBuilder { store, policy: self.policy, tokens: self.tokens, clock: self.clock }
+        let Self { policy, tried, tokens, clock, .. } = self;
+        LimiterBuilder { store, policy, tried, tokens, clock }
     }
 
     /// The policy, as text.
     pub fn policy(mut self, text: &str) -> Self {
-        self.policy = Some(Policy::read(text).map(|(policy, _)| policy));
+        (self.policy, self.tried) = (Some(read(text).map(|(policy, _)| policy)), None);
         self
     }
 
     /// The policy, as it was read before.
     pub fn read_policy(mut self, policy: Policy) -> Self {
-        self.policy = Some(Ok(policy));
+        (self.policy, self.tried) = (Some(Ok(policy)), None);
         self
     }
 
-    /// Who vouches for tokens that callers bring.
+    /// The policy of a file, which is read at once.
+    pub fn policy_file(mut self, path: impl AsRef<Path>) -> Self {
+        let (tried, read) = file::look(path.as_ref());
+        (self.policy, self.tried) = (Some(read.map(|(policy, _)| policy)), Some(tried));
+        self
+    }
+
+    /// The policy of a file, as it was read before.
+    pub fn read_file(mut self, file: PolicyFile) -> Self {
+        (self.policy, self.tried) = (Some(Ok(file.policy)), Some(file.tried));
+        self
+    }
+
+    /// Who vouches for tokens that callers bring. Unless said otherwise that is `JwtTokens` (feature `jwt`), by the keys
+    /// that the policy names.
     pub fn tokens(mut self, tokens: impl Tokens + 'static) -> Self {
-        self.tokens = Box::new(tokens);
+        self.tokens = Some(Box::new(tokens));
         self
     }
 
@@ -191,19 +235,55 @@ impl<S: Store + 'static> LimiterBuilder<S> {
 
     /// The limiter. Within a tokio runtime it samples utilization and renews leases there; outside of one,
     /// [`Limiter::tend`] does.
-    pub fn build(self) -> Result<Limiter<S>, PolicyError> {
-        let policy = match self.policy {
-            Some(policy) => policy?,
-            None => Policy::read("limiters: {}")?.0,
-        };
+    pub fn build(mut self) -> Result<Limiter<S>, PolicyError> {
+        let policy = self.policy.take().unwrap_or_else(open)?;
         let lasting = Lasting::default();
-        let running = Running::start(policy, &self.store, &lasting, None, &self.clock)?;
+        let running = self.running(policy, &lasting)?;
+        Ok(self.started(running, lasting))
+    }
+
+    /// As [`build`](Self::build), for servers that must start. If the policy is of no use, the limiter lets everything pass
+    /// until it is given another one, and what is wrong comes with it: say it loudly.
+    ///
+    /// ```
+    /// use tollgate::{Facts, Limiter};
+    ///
+    /// let (limiter, wrong) = Limiter::builder().policy_file("/no/such/policy.yaml").build_or_open()?;
+    /// assert!(wrong.unwrap().to_string().starts_with("/no/such/policy.yaml cannot be read"));
+    /// assert!(limiter.admit_now(&Facts::default()).is_ok());
+    /// assert_eq!(limiter.report().reloads.failed, 1);
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// ```
+    pub fn build_or_open(mut self) -> Result<(Limiter<S>, Option<PolicyError>), PolicyError> {
+        let policy = self.policy.take().unwrap_or_else(open);
+        let lasting = Lasting::default();
+        match policy.and_then(|policy| self.running(policy, &lasting)) {
+            Ok(running) => Ok((self.started(running, lasting), None)),
+            Err(error) => {
+                let running = self.running(open()?, &lasting)?;
+                let limiter = self.started(running, lasting);
+                limiter.shared.reloads.failed(&error);
+                Ok((limiter, Some(error)))
+            }
+        }
+    }
+
+    fn running(&self, policy: Policy, lasting: &Lasting) -> Result<Running, PolicyError> {
+        let vouching = match &self.tokens {
+            Some(_) => Vouching::nobody(),
+            None => Vouching::by(&policy, file::folder(self.tried.as_ref()))?,
+        };
+        Running::start(policy, vouching, &self.store, lasting, None, &self.clock)
+    }
+
+    fn started(self, running: Running, lasting: Lasting) -> Limiter<S> {
         let random = RandomState::default();
         let shared = Arc::new(Shared {
             store: self.store,
             running: ArcSwap::from_pointee(running),
-            tokens: ArcSwap::from_pointee(self.tokens),
+            tokens: ArcSwapOption::from_pointee(self.tokens),
             lasting,
+            reloads: Reloads::new(self.tried, self.clock.now()),
             clock: self.clock,
             counts: TotalCounts::default(),
             in_flight: AtomicU64::new(0),
@@ -218,31 +298,39 @@ impl<S: Store + 'static> LimiterBuilder<S> {
                 runtime.spawn(leases::renew(Arc::downgrade(&shared)));
             }
         }
-        Ok(Limiter { shared })
+        Limiter { shared }
     }
+}
+
+fn read(text: &str) -> Result<(Policy, Mistakes), PolicyError> {
+    Ok(Policy::read(text)?)
+}
+
+/// A policy that limits nothing.
+fn open() -> Result<Policy, PolicyError> {
+    Ok(Policy::read("limiters: {}")?.0)
 }
 
 impl<S: Store + 'static> Limiter<S> {
     /// Puts another policy to work, for all decisions that begin from now on. Limits that did not change keep what was used of
     /// them; where there is an error, everything stays as it is.
     pub fn reload(&self, policy: Policy) -> Result<(), PolicyError> {
-        let before = self.shared.running.load_full();
-        let Shared { store, lasting, clock, .. } = &*self.shared;
-        let running = Running::start(policy, store, lasting, Some(&before), clock)?;
-        self.shared.running.store(Arc::new(running));
-        Ok(())
+        let tried = self.shared.reloads.turn.lock();
+        self.shared.counted(self.shared.put_to_work(policy, tried.as_ref()))
     }
 
     /// As [`reload`](Self::reload), with the text of a policy. What is unwise about it comes back.
     pub fn reload_text(&self, text: &str) -> Result<Mistakes, PolicyError> {
-        let (policy, warnings) = Policy::read(text)?;
-        self.reload(policy)?;
-        Ok(warnings)
+        let tried = self.shared.reloads.turn.lock();
+        self.shared.counted(read(text).and_then(|(policy, unwise)| {
+            self.shared.put_to_work(policy, tried.as_ref())?;
+            Ok(unwise)
+        }))
     }
 
     /// Has somebody else vouch for tokens.
     pub fn set_tokens(&self, tokens: impl Tokens + 'static) {
-        self.shared.tokens.store(Arc::new(Box::new(tokens)));
+        self.shared.tokens.store(Some(Arc::new(Box::new(tokens))));
     }
 
     /// Sets the mode of a limiter by hand, from the next decision on, over what the policy says and over all reloads of it.
@@ -291,6 +379,7 @@ impl<S: Store + 'static> Limiter<S> {
                 .iter()
                 .map(|limiter| (Arc::clone(&limiter.name), limiter.counts.read()))
                 .collect(),
+            reloads: self.shared.reloads.report(),
         }
     }
 

@@ -1,6 +1,8 @@
 //! A policy at work: its limits are rules of a store, and its switches can be thrown.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -8,7 +10,9 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tollgate_core::decision::{Reason, Unit};
-use tollgate_core::policy::{self, Kind, Mistakes, Mode, Policy, UtilizationSource, WorkerPolicy};
+use tollgate_core::policy::{
+    self, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, UtilizationSource, WorkerPolicy,
+};
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::{Limit, LimitError, Nanos};
 
@@ -43,6 +47,14 @@ pub enum PolicyError {
     /// The keys for tokens are of no use.
     #[error("tokens cannot be verified: {0}")]
     Tokens(String),
+    /// Nobody can look after the file.
+    #[error("{path} cannot be watched: {error}")]
+    Unwatched {
+        /// Which file.
+        path: String,
+        /// Why.
+        error: std::io::Error,
+    },
 }
 
 /// One policy, and all that is needed to decide by it. Nothing in it changes but switches and counts.
@@ -52,6 +64,37 @@ pub(super) struct Running {
     pub(super) limiters: Vec<RunningLimiter>,
     pub(super) worker: Option<Arc<RunningWorker>>,
     pub(super) all: Arc<Switch>,
+    /// Who vouches for tokens by the policy's own keys.
+    pub(super) vouching: Vouching,
+}
+
+/// Whoever vouches for tokens.
+pub(super) struct Vouching(pub(super) Box<dyn Tokens>);
+
+impl fmt::Debug for Vouching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Vouching")
+    }
+}
+
+impl Vouching {
+    /// Whom the policy names. Its keys are in files beside its own.
+    pub(super) fn by(policy: &Policy, folder: &Path) -> Result<Self, PolicyError> {
+        let Some(jwt) = policy.jwt() else { return Ok(Self::nobody()) };
+        #[cfg(feature = "jwt")]
+        return Ok(Self(Box::new(super::tokens::JwtTokens::from_policy(jwt, folder)?)));
+        #[cfg(not(feature = "jwt"))]
+        {
+            let _ = (jwt, folder);
+            let message = "the policy has `identify.jwt`, and this program was built without it: turn on the feature \
+                           `jwt` of tollgate, or give `LimiterBuilder::tokens`";
+            Err(PolicyError::Tokens(message.to_owned()))
+        }
+    }
+
+    pub(super) fn nobody() -> Self {
+        Self(Box::new(NoTokens))
+    }
 }
 
 #[derive(Debug)]
@@ -140,6 +183,7 @@ impl Running {
     /// Puts a policy to work. Limits that the store knows already keep what was used of them.
     pub(super) fn start<S: Store>(
         policy: Policy,
+        vouching: Vouching,
         store: &S,
         lasting: &Lasting,
         before: Option<&Self>,
@@ -153,7 +197,7 @@ impl Running {
             }
             limiters.push(RunningLimiter::start(limiter, store, lasting)?);
         }
-        Ok(Self { limiters, worker, all: Arc::clone(&lasting.all), policy })
+        Ok(Self { limiters, worker, all: Arc::clone(&lasting.all), vouching, policy })
     }
 
     /// The mode of a limiter at this moment.
