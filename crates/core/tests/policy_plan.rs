@@ -344,8 +344,9 @@ fn fault_36_every_way_to_write_a_path_is_one_limiter_and_one_bucket() {
     );
     let planned = |path: &str| plan(&policy, &Facts { method: "POST", path, ..Facts::default() });
     let names = |planned: &Planned| planned.charged.iter().map(|charged| charged.limiter).collect::<Vec<_>>();
-    let keys =
-        |planned: &Planned| planned.charged.iter().map(|charged| charged.key.clone()).collect::<Vec<_>>();
+    let keys = |planned: &Planned| {
+        planned.charged.iter().map(|charged| planned.keys[charged.key].clone()).collect::<Vec<_>>()
+    };
     let plain = planned("/login");
     assert_eq!(names(&plain), [0, 1]);
     for path in LOGIN {
@@ -364,7 +365,7 @@ fn fault_36_every_way_to_write_a_path_is_one_limiter_and_one_bucket() {
         let (odd, same) = (planned(path), planned(same));
         assert_eq!(names(&odd), [1, 2], "{path}");
         assert_eq!(keys(&odd), keys(&same), "{path}");
-        assert_ne!(odd.charged[0].key, plain.charged[1].key, "{path}");
+        assert_ne!(odd.keys[odd.charged[0].key], plain.keys[plain.charged[1].key], "{path}");
     }
 }
 
@@ -469,7 +470,8 @@ fn fault_38_who_has_no_key_is_in_a_bucket_of_its_own() {
     );
     let keys = |headers: &dyn Headers| {
         let facts = Facts { peer: ip("203.0.113.9"), headers, ..Facts::default() };
-        plan(&policy, &facts).charged.into_iter().map(|charged| charged.key).collect::<Vec<_>>()
+        let planned = plan(&policy, &facts);
+        planned.charged.iter().map(|charged| planned.keys[charged.key].clone()).collect::<Vec<_>>()
     };
     let none: [(&str, &[u8]); 0] = [];
     let nobody = keys(&none);
@@ -802,7 +804,10 @@ limiters:
         assert_eq!(planned.charged[0].critical, critical, "{class}");
         assert!(!planned.charged[1].critical, "a rate knows nothing critical");
     }
-    let bucket = |method: &str| plan(&policy, &Facts { method, ..facts }).charged[1].key.clone();
+    let bucket = |method: &str| {
+        let planned = plan(&policy, &Facts { method, ..facts });
+        planned.keys[planned.charged[1].key].clone()
+    };
     assert_eq!(bucket("GET"), bucket("PUT"), "both are of class `other`");
     assert_ne!(bucket("GET"), bucket("POST"));
 }
@@ -838,7 +843,7 @@ overrides: { eve: { l: 1/s } }
         let headers = [("authorization", token)];
         let facts = Facts { peer: ip(peer), headers: &headers, ..Facts::default() };
         let planned = policy.plan(&facts, &Fake, Timestamp::from_secs(now));
-        (planned.charged[0].key.clone(), planned.plan, planned.charged[0].choice)
+        (planned.keys[planned.charged[0].key].clone(), planned.plan, planned.charged[0].choice)
     };
     let alice = of("Bearer alice pro", "203.0.113.9", 0);
     assert_eq!(alice.1, Some(1), "a token is believed of everybody");
@@ -870,6 +875,6 @@ fn one_bucket_for_all_is_one_bucket() {
     let headers = [("x-api-key", "a")];
     let a = plan(&policy, &Facts { peer: ip("203.0.113.9"), headers: &headers, ..Facts::default() });
     let b = plan(&policy, &Facts { path: "/x", method: "POST", ..Facts::default() });
-    assert_eq!(a.charged[0].key, b.charged[0].key);
-    assert_eq!(a.charged[1].key, b.charged[1].key, "a fleet is one");
+    assert_eq!(a.keys[a.charged[0].key], b.keys[b.charged[0].key]);
+    assert_eq!(a.keys[a.charged[1].key], b.keys[b.charged[1].key], "a fleet is one");
 }
