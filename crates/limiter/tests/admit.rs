@@ -362,6 +362,17 @@ async fn a_queue_delays_requests_and_refuses_those_for_whom_it_is_too_long() {
 }
 
 #[test]
+fn a_permit_that_ends_does_not_move_the_time_of_whoever_brought_a_clock() {
+    let clock = tollgate::ManualClock::default();
+    let policy = "limiters: { rate: { rate: 10/h, per: global }, places: { concurrency: 5, per: global } }";
+    let limiter = Limiter::builder().clock(clock.clone()).policy(policy).build().unwrap();
+    let passed = (0..100).filter(|_| limiter.admit_now(&Facts::default()).is_ok()).count();
+    assert_eq!(passed, 10, "the clock stands still");
+    clock.advance(Duration::from_secs(3600));
+    assert_eq!((0..100).filter(|_| limiter.admit_now(&Facts::default()).is_ok()).count(), 10);
+}
+
+#[test]
 fn plans_overrides_and_lists_are_looked_up_not_searched() {
     let mut policy = "identify: { caller: [header: x-api-key], plan: [table], table: {".to_owned();
     (0..2000).for_each(|n| policy.push_str(&format!("t{n}: p{}, ", n % 100)));

@@ -25,8 +25,9 @@ use foldhash::quality::RandomState;
 use std::hash::BuildHasher;
 use tollgate_core::Timestamp;
 use tollgate_core::concurrency::LeaseId;
+use tollgate_core::limit::Op;
 use tollgate_core::policy::{Facts, Mistakes, Mode, Policy, Tokens};
-use tollgate_core::store::Store;
+use tollgate_core::store::{Charge, Store};
 
 use self::counts::TotalCounts;
 use self::file::{Reloads, Tried};
@@ -116,6 +117,15 @@ impl<S: Store> Shared<S> {
 }
 
 impl<S: Store + 'static> Shared<S> {
+    /// Gives back what was held for a request, at the time of the limiter's own clock if it has one.
+    fn give_back(&self, charge: Charge<'_>) {
+        if self.store.is_shared() || self.clock.is_trusted() {
+            return self.store.give_back(charge);
+        }
+        let back = self.store.apply(Op::Refund, charge, self.at(self.clock.now()));
+        let _ = pin!(back).poll(&mut Context::from_waker(Waker::noop()));
+    }
+
     /// Does something that the request does not wait for. Where the store answers at once, it is done at once.
     fn aside(&self, work: impl Future<Output = ()> + Send + 'static) {
         match tokio::runtime::Handle::try_current() {

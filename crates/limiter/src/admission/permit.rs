@@ -96,7 +96,7 @@ impl DarkState {
     fn give_back<S: Store + 'static>(&mut self, shared: &Shared<S>, lease: LeaseId) {
         self.renewed.drain(..).for_each(|renewed| shared.leases.forget(renewed));
         for (charged, key, rule) in self.held.drain(..) {
-            shared.store.give_back(charge(rule, &key, &charged, lease));
+            shared.give_back(charge(rule, &key, &charged, lease));
         }
     }
 }
@@ -295,7 +295,7 @@ impl<S: Store + 'static> Drop for Permit<S> {
         }
         for taken in held.taken.iter().filter(|taken| taken.is_held) {
             if let Some(charge) = held.charge(taken) {
-                self.shared.store.give_back(charge);
+                self.shared.give_back(charge);
             }
         }
     }
