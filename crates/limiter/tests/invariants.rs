@@ -1,0 +1,147 @@
+//! What must hold whatever happens: dark limiters change nothing, switches are seen at once by everybody, and callers' secrets
+//! are told to nobody.
+#![cfg(feature = "policy")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate::{Facts, Limiter, ManualClock, Mode, Timestamp};
+
+const ENFORCED: &str = "
+identify: { caller: [header: x-api-key] }
+classes: { critical: [/critical], rest: [/*] }
+limiters:
+  rate: { rate: [5/s, 40/min] }
+  log: { rate: 20/min, algorithm: sliding-log, per: path, match: [/a, /b] }
+  places: { concurrency: 3 }
+  fleet: { fleet: 8, reserve: 25% }
+";
+
+const WATCHED: &str = "
+  dark-rate: { rate: 2/s, mode: dark }
+  dark-log: { rate: 3/min, algorithm: sliding-log, mode: dark }
+  dark-places: { concurrency: 1, mode: dark }
+  dark-fleet: { fleet: 2, reserve: 50%, mode: dark }
+  sampled: { rate: 1/h, sample: 0% }
+  off: { rate: 1/h, mode: off }
+";
+
+fn limiter(policy: &str) -> (Limiter, ManualClock) {
+    let clock = ManualClock::at(Timestamp::from_nanos(1_000_000_000_000));
+    let built = Limiter::builder().clock(clock.clone()).policy(policy).build();
+    (built.unwrap_or_else(|error| panic!("{error}")), clock)
+}
+
+/// What a caller can tell.
+fn told(answer: &Result<tollgate::Permit, tollgate::Refusal>) -> String {
+    match answer {
+        Ok(permit) => format!("{:?} {:?}", permit.headers(), permit.delay()),
+        Err(refusal) => {
+            // A shedder's wait is drawn by lot.
+            let wait = if refusal.status() == 503 { None } else { refusal.retry_after() };
+            format!("{} {} {wait:?} {:?}", refusal.status(), refusal.limiter(), refusal.exceeded())
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The same requests under the same policy, once with limiters that are only watched beside it: the same answers, the same
+    /// headers, the same counts.
+    #[test]
+    fn dark_limiters_and_candidates_change_nothing(
+        steps in prop::collection::vec((0..6u8, 0..4usize, 0..3usize, 0..2_000u64), 1..200),
+    ) {
+        let with_candidates = ENFORCED.replace("rate: [5/s, 40/min]", "rate: [5/s, 40/min], candidate: 1/s")
+            .replace("concurrency: 3", "concurrency: 3, candidate: 1");
+        let (plain, plain_clock) = limiter(ENFORCED);
+        let (watched, watched_clock) = limiter(&(with_candidates + WATCHED));
+        let (mut plain_held, mut watched_held) = (Vec::new(), Vec::new());
+        for (step, caller, path, millis) in steps {
+            match step {
+                0 => {
+                    plain_clock.advance(Duration::from_millis(millis));
+                    watched_clock.advance(Duration::from_millis(millis));
+                }
+                1 if !plain_held.is_empty() => {
+                    let at = millis as usize % plain_held.len();
+                    drop((plain_held.swap_remove(at), watched_held.swap_remove(at)));
+                }
+                _ => {
+                    let headers = [("x-api-key", ["a", "b", "c", "d"][caller])];
+                    let facts = Facts { path: ["/a", "/b", "/critical"][path], headers: &headers, ..Facts::default() };
+                    let (one, other) = (plain.admit_now(&facts), watched.admit_now(&facts));
+                    prop_assert_eq!(told(&one), told(&other));
+                    // Some go on, others end at once.
+                    if let (Ok(one), Ok(other), true) = (one, other, millis % 2 == 0) {
+                        plain_held.push(one);
+                        watched_held.push(other);
+                    }
+                }
+            }
+        }
+        let (one, other) = (plain.report(), watched.report());
+        prop_assert_eq!(one.totals, other.totals);
+        for (known, (name, stats)) in one.limiters.iter().zip(&other.limiters) {
+            prop_assert_eq!(&known.0, name);
+            prop_assert_eq!((known.1.asked, known.1.refused), (stats.asked, stats.refused));
+        }
+    }
+}
+
+#[test]
+fn a_switch_is_seen_by_every_decision_that_begins_after_it() {
+    let (limiter, _) = limiter("limiters: { all: { rate: 1/d, per: global } }");
+    let _ = limiter.admit_now(&Facts::default());
+    // Odd while it is surely off.
+    let (phase, stop, passed) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    let before = phase.load(Ordering::Acquire);
+                    let answer = limiter.admit_now(&Facts::default());
+                    let was_off = before % 2 == 1 && phase.load(Ordering::Acquire) == before;
+                    assert!(answer.is_ok() || !was_off, "refused after the switch");
+                    passed.fetch_add(u64::from(was_off), Ordering::Relaxed);
+                }
+            });
+        }
+        for _ in 0..50 {
+            assert!(limiter.switch("all", Some(Mode::Off)));
+            phase.fetch_add(1, Ordering::AcqRel);
+            let before = passed.load(Ordering::Relaxed);
+            while passed.load(Ordering::Relaxed) < before + 20 {
+                std::thread::yield_now();
+            }
+            phase.fetch_add(1, Ordering::AcqRel);
+            limiter.switch("all", None);
+        }
+        stop.store(true, Ordering::Release);
+    });
+    assert!(limiter.admit_now(&Facts::default()).is_err(), "on again");
+}
+
+#[test]
+fn no_secret_of_a_caller_is_told_to_anybody() {
+    const CANARY: &str = "sk_live_canary_7f3a";
+    let (limiter, _) =
+        limiter("identify: { caller: [header: x-api-key] }\nlimiters: { rate: { rate: 1/d } }");
+    let headers = [("x-api-key", CANARY), ("authorization", CANARY)];
+    let facts = Facts { headers: &headers, caller: None, ..Facts::default() };
+    let permit = limiter.admit_now(&facts).unwrap();
+    let refusal = limiter.admit_now(&facts).unwrap_err();
+    let answer = refusal.answer(None, "/x");
+    let all = format!(
+        "{facts:?} {permit:?} {:?} {:?} {refusal:?} {refusal} {answer:?} {:?} {limiter:?} {:?} {:?}",
+        permit.decision(),
+        permit.headers(),
+        refusal.grpc(),
+        limiter.report(),
+        limiter.policy(),
+    );
+    assert!(!all.contains(CANARY) && !all.contains("canary"), "{all}");
+}
