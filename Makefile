@@ -74,8 +74,8 @@ bench-check:
 
 conformance:
 	$(call heading, conformance)
-	$(CARGO) run --release -q -p tollgate-daemon -- conformance $(VECTORS)
-	$(CARGO) run --release -q -p tollgate-daemon -- conformance $(VECTORS)/us
+	$(CARGO) run --profile test -q -p tollgate-daemon -- conformance $(VECTORS)
+	$(CARGO) run --profile test -q -p tollgate-daemon -- conformance $(VECTORS)/us
 
 # Their tools cannot be had everywhere (scripts/setup.sh tries): these steps run where the
 # tool is, and say so where it is not.

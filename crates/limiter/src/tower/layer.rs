@@ -26,17 +26,21 @@ impl<S: Store + 'static> TollgateLayer<S> {
         Self { limiter, hints: None }
     }
 
-    /// Tells what a request does not say of itself. For axum, with `into_make_service_with_connect_info`:
+    /// Tells what a request does not say of itself. In axum, with `into_make_service_with_connect_info`, the peer is a
+    /// `ConnectInfo<SocketAddr>` among the extensions.
     ///
     /// ```
     /// use std::net::SocketAddr;
-    /// use axum::extract::ConnectInfo;
     /// use tollgate::Limiter;
     /// use tollgate::tower::{Hints, TollgateLayer};
     ///
+    /// /// As a server may put it there.
+    /// #[derive(Clone)]
+    /// struct Peer(SocketAddr);
+    ///
     /// # let limiter = Limiter::from_policy("limiters: {}").unwrap();
     /// let layer = TollgateLayer::new(limiter).hints(|parts| Hints {
-    ///     peer: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip()),
+    ///     peer: parts.extensions.get::<Peer>().map(|peer| peer.0.ip()),
     ///     ..Hints::default()
     /// });
     /// ```

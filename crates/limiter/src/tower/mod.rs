@@ -1,15 +1,19 @@
 //! Middleware for axum, hyper and tonic, and whatever else is made of [tower](https://docs.rs/tower) services.
 //!
 //! ```
-//! use axum::Router;
-//! use axum::routing::get;
+//! use http::{Request, Response};
 //! use tollgate::Limiter;
 //! use tollgate::tower::TollgateLayer;
+//! use tower::{ServiceBuilder, service_fn};
 //!
 //! let limiter = Limiter::from_policy("limiters: { request-rate: { rate: 50/s, per: global } }")?;
-//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(TollgateLayer::new(limiter));
+//! let hello = service_fn(|_: Request<String>| async { Ok::<_, std::io::Error>(Response::new(String::from("hello"))) });
+//! let service = ServiceBuilder::new().layer(TollgateLayer::new(limiter)).service(hello);
 //! # Ok::<_, tollgate::PolicyError>(())
 //! ```
+//!
+//! In axum it is `Router::layer(TollgateLayer::new(limiter))`, in tonic `Server::builder().layer(..)`; the workspace's
+//! `crates/e2e/examples` has a whole service of each.
 //!
 //! * A request that may not pass is answered by the layer: 429 or 503, with `Retry-After`, RateLimit fields and a body that
 //!   the caller accepts. One over gRPC gets the status that it understands.

@@ -1,4 +1,4 @@
-//! A gRPC service behind a limiter: `cargo run --release -p tollgate --features tower --example tonic`. A caller that asks too
+//! A gRPC service behind a limiter: `cargo run --release -p tollgate-e2e --example tonic`. A caller that asks too
 //! often gets RESOURCE_EXHAUSTED, here by a client of its own.
 #![allow(clippy::print_stdout, reason = "an example")]
 

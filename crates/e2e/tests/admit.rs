@@ -1,5 +1,4 @@
 //! `admit` itself: one table for every door, panics that hurt nobody, permits that come back exactly once.
-#![cfg(feature = "tower")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

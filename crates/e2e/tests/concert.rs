@@ -1,5 +1,4 @@
 //! Four limiters in concert, through the tower layer of a real server, on memory and on Redis.
-#![cfg(feature = "tower")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

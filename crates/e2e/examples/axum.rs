@@ -1,4 +1,4 @@
-//! An axum service behind a policy: `cargo run --release -p tollgate --features tower --example axum`, then
+//! An axum service behind a policy: `cargo run --release -p tollgate-e2e --example axum`, then
 //! `for i in $(seq 8); do curl -si -H 'x-api-key: alice' localhost:3000/ | head -1; done`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
