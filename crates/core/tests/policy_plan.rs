@@ -754,7 +754,7 @@ fn costs_are_by_class_or_by_a_header_that_never_makes_it_free() {
         ("0x10", 3),
         ("7.5", 3),
         ("NaN", 3),
-        ("18446744073709551616", 3),
+        ("18446744073709551616", 100),
         ("\u{0667}", 3),
     ] {
         let headers = [("X-Cost", value)];

@@ -302,7 +302,8 @@ limiters:
   a: { rate: plan, per: [caller, plan, path, method, host, ip, class, header: x-tenant], match: [GET *, { class: [test, other], plan: pro }], cost: { class: { test: 0 }, otherwise: 2 }, mode: dark, sample: 12.5%, on_store_failure: open }
   b: { rate: 50/s, burst: 100, algorithm: token-bucket, per: caller, match: POST *, cost: 2, candidate: 40/s }
   c: { rate: [10/s, 1000/h], algorithm: sub-windows, windows: 5, per: { header: x-tenant }, cost: { header: x-cost, otherwise: 1, max: 9 }, candidate: { rate: 9/s } }
-  d: { concurrency: 20, lease: 90s, per: global, candidate: 10, mode: off, cost: { response_header: x-used } }
+  d: { concurrency: 20, lease: 90s, per: global, candidate: 10, mode: off }
+  d2: { rate: 5/s, cost: { response_header: x-used } }
   e: { concurrency: plan, lease: 90s, match: { not: GET * } }
   f: { fleet: 400, reserve: 20%, for: [critical, test], count: total, lease: 90s }
   g: { workers: { good: 70%, bad: 80%, grace: 28s, full: 120s, every: 8s, source: { in_flight: 64 }, shed: [other, test] } }

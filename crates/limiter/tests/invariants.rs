@@ -3,6 +3,7 @@
 #![cfg(feature = "policy")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -144,4 +145,78 @@ fn no_secret_of_a_caller_is_told_to_anybody() {
         limiter.policy(),
     );
     assert!(!all.contains(CANARY) && !all.contains("canary"), "{all}");
+}
+
+/// How many of a hundred requests pass.
+fn passed(limiter: &Limiter, facts: &Facts<'_>) -> usize {
+    (0..100).filter(|_| limiter.admit_now(facts).is_ok()).count()
+}
+
+#[test]
+fn a_request_is_settled_once_whoever_says_what_it_has_cost() {
+    let policy = "limiters: { tokens: { rate: 100/d, per: global, cost: { response_header: x-used, otherwise: 10 } } }";
+    let (limiter, _) = limiter(policy);
+    let permits: Vec<_> = (0..8).map(|_| limiter.admit_now(&Facts::default()).unwrap()).collect();
+    (0..4).for_each(|_| permits[0].settle(0));
+    // Ten of a hundred have come back, so that thirty are left.
+    assert_eq!(passed(&limiter, &Facts::default()), 3);
+    permits[1].answered(|name| (name == "x-used").then_some(&b"0"[..]));
+    permits[1].settle(0);
+    assert_eq!(passed(&limiter, &Facts::default()), 1);
+}
+
+#[test]
+fn dark_limiters_and_candidates_are_settled_too() {
+    let policy = "limiters: { tokens: { rate: 100000/d, candidate: 100/d, per: global, cost: { response_header: x, otherwise: 1 } },
+  dark: { rate: 100/d, mode: dark, per: global, cost: { response_header: x, otherwise: 1 } } }";
+    let (limiter, _) = limiter(policy);
+    for _ in 0..50 {
+        limiter.admit_now(&Facts::default()).unwrap().settle(50);
+    }
+    let report = limiter.report();
+    assert_eq!((report.limiters[0].1.candidate_refused, report.limiters[1].1.would_refuse), (48, 48));
+}
+
+#[test]
+fn the_block_list_can_be_switched_off_with_everything_else() {
+    let (limiter, _) = limiter("block: [caller: mallory]\nlimiters: {}");
+    let facts = Facts { caller: Some("mallory"), ..Facts::default() };
+    assert_eq!(limiter.admit_now(&facts).unwrap_err().status(), 403);
+    for mode in [Mode::Dark, Mode::Off] {
+        limiter.switch_all(Some(mode));
+        assert!(limiter.admit_now(&facts).is_ok());
+    }
+    limiter.switch_all(None);
+    assert!(limiter.admit_now(&facts).is_err());
+}
+
+#[test]
+fn what_a_door_says_of_a_cost_is_for_rates() {
+    let policy =
+        "limiters: { tokens: { rate: 1000/d, per: global }, places: { concurrency: 2, per: global } }";
+    let (limiter, _) = limiter(policy);
+    let facts = Facts { cost: Some(400), ..Facts::default() };
+    let held = [limiter.admit_now(&facts).unwrap(), limiter.admit_now(&facts).unwrap()];
+    assert_eq!(limiter.admit_now(&facts).unwrap_err().limiter(), "tokens");
+    let free = Facts { cost: Some(0), ..Facts::default() };
+    assert_eq!(limiter.admit_now(&free).unwrap_err().limiter(), "places");
+    drop(held);
+}
+
+#[test]
+fn a_reload_that_has_nothing_to_do_with_it_leaves_a_shedder_where_it_is() {
+    let workers = "w: { workers: { source: reported, grace: 1s, full: 1s, every: 100ms } }";
+    let (limiter, clock) = limiter(&format!("limiters:\n  {workers}\n"));
+    for _ in 0..50 {
+        clock.advance(Duration::from_millis(100));
+        limiter.report_utilization(1_000_000);
+        let mut tend = std::pin::pin!(limiter.tend());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(tend.as_mut().poll(&mut context).is_ready());
+    }
+    assert_eq!(limiter.admit_now(&Facts::default()).unwrap_err().status(), 503);
+    limiter
+        .reload_text(&format!("limiters:\n  more: {{ rate: 1000/s, per: global }}\n  {workers}\n"))
+        .unwrap();
+    assert_eq!(limiter.admit_now(&Facts::default()).unwrap_err().status(), 503);
 }

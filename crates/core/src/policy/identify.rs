@@ -192,7 +192,7 @@ pub(crate) fn plan_of(
     }
     let proxies = &policy.address.trusted;
     // What a caller could write into a request without passing a proxy of ours is not believed, where there are some.
-    let is_ours = proxies.is_empty() || facts.peer.is_none_or(|peer| proxies.contains(peer));
+    let is_ours = proxies.is_empty() || facts.peer.is_some_and(|peer| proxies.contains(peer));
     for source in &policy.identify.plan {
         let plan = match source {
             Source::Table => policy.table.get(&caller.named()).copied(),

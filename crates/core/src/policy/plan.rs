@@ -192,7 +192,8 @@ impl Limiter {
     }
 
     fn cost(&self, request: &Request<'_, '_>) -> u64 {
-        if let Some(cost) = request.facts.cost {
+        // A door knows what a request costs, not how many requests it is.
+        if let (Some(cost), Kind::Rate) = (request.facts.cost, &self.kind) {
             return cost;
         }
         match &self.cost {
@@ -204,7 +205,10 @@ impl Limiter {
             Cost::Header { name, otherwise, max } => {
                 let named = request.facts.only_header(name).and_then(|value| std::str::from_utf8(value).ok());
                 // A caller who could say that it costs nothing would.
-                named.and_then(|text| text.parse::<u64>().ok()).map_or(*otherwise, |cost| cost.clamp(1, *max))
+                let is_number =
+                    |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+                let cost = named.filter(is_number).map(|text| text.parse::<u64>().unwrap_or(u64::MAX));
+                cost.map_or(*otherwise, |cost| cost.clamp(1, *max))
             }
         }
     }

@@ -4,11 +4,13 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::{Reason, Refused};
-use tollgate_core::policy::{Charged, Facts, KeyBytes, Listed, Mode};
+use tollgate_core::limit::Ask;
+use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode};
 use tollgate_core::store::{Charge, OnFailure, Store};
 use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
 
@@ -60,6 +62,7 @@ impl<S: Store + 'static> Shared<S> {
                 self.counts.allowed_by_list.add();
                 return Ok(Permit::free(self));
             }
+            Listed::Blocked if running.mode_of_all() != Mode::Enforce => return Ok(Permit::free(self)),
             Listed::Blocked => {
                 self.counts.blocked_by_list.add();
                 return Err(Refusal::new(blocked(), running, now, self.draw()));
@@ -83,6 +86,7 @@ impl<S: Store + 'static> Shared<S> {
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
+            settled: AtomicU64::new(0),
             dark: None,
             running,
         });
@@ -90,25 +94,24 @@ impl<S: Store + 'static> Shared<S> {
         if let Err(refused) = self.charge(&mut held).await {
             return Err(Refusal::new(refused, Arc::clone(&held.running), now, self.draw()));
         }
-        let permit = |held| Permit::new(self, Some(held));
-        self.keep_leases(&mut held);
+        // From here on it is given back, whatever happens.
+        let mut permit = Permit::new(self, Some(held));
+        let Some(held) = permit.held_mut() else { return Ok(permit) };
+        self.keep_leases(held);
         // What is only watched comes last, and changes nothing.
-        match self.watched(&mut held) {
-            watched if watched.is_empty() => Ok(permit(held)),
-            watched => {
-                let shared = Arc::clone(self);
-                let watching = Watching {
-                    running: Arc::clone(&held.running),
-                    lease: held.lease,
-                    taken_at: held.taken_at,
-                    at: held.at,
-                    dark: held.dark.clone(),
-                };
-                let permit = permit(held);
-                self.aside(async move { shared.watch(watching, watched).await });
-                Ok(permit)
-            }
+        let watched = self.watched(held);
+        if !watched.is_empty() {
+            let shared = Arc::clone(self);
+            let watching = Watching {
+                running: Arc::clone(&held.running),
+                lease: held.lease,
+                taken_at: held.taken_at,
+                at: held.at,
+                dark: held.dark.clone(),
+            };
+            self.aside(async move { shared.watch(watching, watched).await });
         }
+        Ok(permit)
     }
 
     /// How long to stay away, if this worker sheds the request.
@@ -191,8 +194,8 @@ impl<S: Store + 'static> Shared<S> {
         }
         let held_ones = held.taken.iter().filter(|taken| taken.is_held);
         let leases = held_ones.filter_map(|taken| {
-            let key = held.keys.get(held.charged.get(taken.charged)?.key)?;
-            lease(held.ruled(taken)?, key, held.lease, held.taken_at)
+            let charged = held.charged.get(taken.charged)?;
+            lease(held.ruled(taken)?, charged, held.keys.get(charged.key)?, held.lease, held.taken_at)
         });
         held.renewed = self.leases.keep(leases.collect());
     }
@@ -211,10 +214,12 @@ impl<S: Store + 'static> Shared<S> {
                 }
             }
         }
-        let holds = watched.iter().any(|watched: &Watched| {
-            watched.rules(&held.running).is_some_and(|rules| rules.iter().any(|ruled| ruled.held.is_some()))
+        let is_kept = watched.iter().any(|watched: &Watched| {
+            let rules = watched.rules(&held.running).unwrap_or_default();
+            rules.iter().any(|ruled| ruled.held.is_some())
+                || is_settled(&held.running, watched.charged.limiter)
         });
-        if holds {
+        if is_kept {
             held.dark = Some(Arc::default());
         }
         watched
@@ -238,12 +243,17 @@ impl<S: Store + 'static> Shared<S> {
                 (true, _) => {
                     if let Some(dark) = &of.dark {
                         let held = rules.iter().filter(|ruled| ruled.held.is_some());
-                        let leases =
-                            held.clone().filter_map(|ruled| lease(ruled, key, of.lease, of.taken_at));
+                        let leases = held
+                            .clone()
+                            .filter_map(|ruled| lease(ruled, charged, key, of.lease, of.taken_at));
                         let renewed =
                             if self.store.is_shared() { self.leases.keep(leases.collect()) } else { None };
                         let held = held.map(|ruled| (*charged, key.clone(), ruled.rule)).collect();
                         dark.hold(held, renewed, self, of.lease);
+                        if is_settled(&of.running, charged.limiter) {
+                            let rates = rules.iter().filter(|ruled| ruled.held.is_none());
+                            dark.charge(rates.map(|ruled| (*charged, key.clone(), ruled.rule)));
+                        }
                     }
                 }
                 (false, true) => limiter.counts.candidate_refused.add(),
@@ -262,10 +272,23 @@ struct Watching {
     dark: Option<Arc<Dark>>,
 }
 
+/// Whether what a request costs is only known afterwards.
+fn is_settled(running: &Running, limiter: usize) -> bool {
+    let limiter = running.policy.limiters().get(limiter);
+    limiter.is_some_and(|limiter| matches!(limiter.cost, Cost::Settled { .. }))
+}
+
 /// What has to be renewed for as long as a request lasts.
-fn lease(ruled: &Ruled, key: &KeyBytes, lease: LeaseId, taken_at: Timestamp) -> Option<Lease> {
+fn lease(
+    ruled: &Ruled,
+    charged: &Charged,
+    key: &KeyBytes,
+    lease: LeaseId,
+    taken_at: Timestamp,
+) -> Option<Lease> {
     let every = ruled.held.flatten()?;
-    Some(Lease { rule: ruled.rule, key: key.clone(), lease, every, due: taken_at + every })
+    let ask = Ask { cost: charged.cost, lease, critical: charged.critical, taken: None };
+    Some(Lease { rule: ruled.rule, key: key.clone(), ask, every, due: taken_at + every })
 }
 
 /// A limiter that is only watched, or its candidate.

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tollgate_core::concurrency::LeaseId;
 use tollgate_core::key::{KeyRef, Kind};
 use tollgate_core::limit::{Ask, Op};
 use tollgate_core::policy::KeyBytes;
@@ -27,7 +26,7 @@ pub(super) struct Leases {
 pub(super) struct Lease {
     pub(super) rule: Rule,
     pub(super) key: KeyBytes,
-    pub(super) lease: LeaseId,
+    pub(super) ask: Ask,
     pub(super) every: Nanos,
     pub(super) due: Timestamp,
 }
@@ -47,6 +46,13 @@ impl Leases {
         self.live.lock().remove(&number);
     }
 
+    /// One that is not to be renewed any more.
+    fn give_up(&self, lost: &Lease) {
+        for leases in self.live.lock().values_mut() {
+            leases.retain(|lease| lease.rule != lost.rule || lease.ask.lease != lost.ask.lease);
+        }
+    }
+
     /// Those that must be renewed now, and from now on again after their time.
     fn due(&self, now: Timestamp) -> Vec<Lease> {
         let mut live = self.live.lock();
@@ -64,12 +70,16 @@ impl<S: Store + 'static> Shared<S> {
     pub(super) async fn renew_due(&self) {
         let now = self.clock.now();
         for lease in self.leases.due(now) {
-            let ask = Ask { lease: lease.lease, ..Ask::from(1) };
-            let charge =
-                Charge { rule: lease.rule, key: KeyRef { kind: Kind::Bytes, bytes: &lease.key }, ask };
+            let key = KeyRef { kind: Kind::Bytes, bytes: &lease.key };
+            let charge = Charge { rule: lease.rule, key, ask: lease.ask };
             let renewed = self.store.apply(Op::Renew, charge, self.at(now)).await;
             if renewed.is_ok_and(|outcome| !outcome.allowed) {
-                self.counts.leases_lost.add();
+                // The store has forgotten it. It is taken again if there is room; else the request goes on uncounted.
+                let retaken = self.store.charge(&[charge], self.at(now)).await;
+                if retaken.is_ok_and(|verdict| !verdict.allowed) {
+                    self.counts.leases_lost.add();
+                    self.leases.give_up(&lease);
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -54,6 +54,8 @@ pub(super) struct Held {
     pub(super) degraded: bool,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
+    /// Which of `charged` have been settled, as bits.
+    pub(super) settled: AtomicU64,
     /// What is held for it by limiters that are only watched.
     pub(super) dark: Option<Arc<Dark>>,
 }
@@ -67,6 +69,8 @@ struct DarkState {
     has_ended: bool,
     held: Vec<(Charged, KeyBytes, Rule)>,
     renewed: Vec<u64>,
+    /// Rates whose cost is only known afterwards.
+    charged: Vec<(Charged, KeyBytes, Rule)>,
 }
 
 impl Dark {
@@ -83,6 +87,11 @@ impl Dark {
         if state.has_ended {
             state.give_back(shared, lease);
         }
+    }
+
+    /// Takes note of rates that will be settled.
+    pub(super) fn charge(&self, rates: impl Iterator<Item = (Charged, KeyBytes, Rule)>) {
+        self.0.lock().charged.extend(rates);
     }
 
     fn end<S: Store + 'static>(&self, shared: &Shared<S>, lease: LeaseId) {
@@ -182,6 +191,10 @@ impl<S: Store + 'static> Permit<S> {
         Self { shared: Arc::clone(shared), held }
     }
 
+    pub(super) fn held_mut(&mut self) -> Option<&mut Held> {
+        self.held.as_deref_mut()
+    }
+
     /// What became of the request, for whoever handles it.
     pub fn decision(&self) -> Decision {
         let Some(held) = &self.held else {
@@ -236,7 +249,7 @@ impl<S: Store + 'static> Permit<S> {
     }
 
     /// The request has turned out to cost this much, in all limits whose cost is only known afterwards
-    /// (`cost: { response_header: ... }`). What was charged too much goes back; what was too little is charged as far as it is
+    /// (`cost: { response_header: ... }`). The first word counts, be it this or a header of the answer. What was charged too much goes back; what was too little is charged as far as it is
     /// there.
     pub fn settle(&self, cost: u64) {
         let Some(held) = &self.held else { return };
@@ -249,36 +262,56 @@ impl<S: Store + 'static> Permit<S> {
     }
 
     fn settle_limiter(&self, held: &Held, limiter: usize, cost: u64) {
-        for taken in held.taken.iter().filter(|taken| !taken.is_held) {
-            let Some(charged) = held.charged.get(taken.charged).filter(|charged| charged.limiter == limiter)
-            else {
-                continue;
-            };
-            let Some(key) = held.keys.get(charged.key).cloned() else { continue };
-            let (rule, estimate, taken_at) = (taken.rule, charged.cost, held.taken_at);
-            let (shared, at) = (Arc::clone(&self.shared), held.at);
-            let settle = async move {
-                let key = KeyRef { kind: Kind::Bytes, bytes: &key };
-                if cost <= estimate {
-                    let ask = Ask { taken: Some(taken_at), ..Ask::from(estimate - cost) };
-                    let _ = shared.store.apply(Op::Refund, Charge { rule, key, ask }, at).await;
-                    return;
+        let Some(place) = held.charged.iter().position(|charged| charged.limiter == limiter) else { return };
+        let bit = 1 << (place % 64);
+        if held.settled.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+            return;
+        }
+        let rates = held.taken.iter().filter(|taken| !taken.is_held);
+        let mut rates: Vec<(Charged, KeyBytes, Rule)> = rates
+            .filter_map(|taken| {
+                let charged = held.charged.get(taken.charged).filter(|charged| charged.limiter == limiter)?;
+                Some((*charged, held.keys.get(charged.key)?.clone(), taken.rule))
+            })
+            .collect();
+        if let Some(dark) = &held.dark {
+            let dark = dark.0.lock();
+            rates.extend(dark.charged.iter().filter(|(charged, ..)| charged.limiter == limiter).cloned());
+        }
+        for (charged, key, rule) in rates {
+            let (estimate, taken_at, at) = (charged.cost, held.taken_at, held.at);
+            let shared = Arc::clone(&self.shared);
+            self.shared.aside(async move { shared.settle(rule, &key, estimate, cost, taken_at, at).await });
+        }
+    }
+}
+
+impl<S: Store + 'static> Shared<S> {
+    async fn settle(
+        &self,
+        rule: Rule,
+        key: &KeyBytes,
+        estimate: u64,
+        cost: u64,
+        taken_at: Timestamp,
+        at: Option<Timestamp>,
+    ) {
+        let key = KeyRef { kind: Kind::Bytes, bytes: key };
+        if cost <= estimate {
+            let ask = Ask { taken: Some(taken_at), ..Ask::from(estimate - cost) };
+            let _ = self.store.apply(Op::Refund, Charge { rule, key, ask }, at).await;
+            return;
+        }
+        // Nobody can be refused any more: what is missing is taken as far as it is there.
+        let mut more = cost - estimate;
+        while more > 0 {
+            let ask = Ask::from(more);
+            match self.store.apply(Op::Charge, Charge { rule, key, ask }, at).await {
+                Ok(outcome) if !outcome.allowed && outcome.remaining > 0 && outcome.remaining < more => {
+                    more = outcome.remaining;
                 }
-                // Nobody can be refused any more: what is missing is taken as far as it is there.
-                let mut more = cost - estimate;
-                while more > 0 {
-                    let ask = Ask::from(more);
-                    match shared.store.apply(Op::Charge, Charge { rule, key, ask }, at).await {
-                        Ok(outcome)
-                            if !outcome.allowed && outcome.remaining > 0 && outcome.remaining < more =>
-                        {
-                            more = outcome.remaining;
-                        }
-                        _ => return,
-                    }
-                }
-            };
-            self.shared.aside(settle);
+                _ => return,
+            }
         }
     }
 }

@@ -126,7 +126,7 @@ pub(super) struct Ruled {
 pub(super) struct RunningWorker {
     pub(super) index: usize,
     pub(super) shedder: WorkerShedder,
-    pub(super) gauge: Gauge,
+    pub(super) gauge: Arc<Gauge>,
     pub(super) policy: WorkerPolicy,
 }
 
@@ -134,6 +134,12 @@ impl RunningWorker {
     /// The class as the shedder knows it.
     pub(super) fn class(&self, class: usize) -> Class {
         self.policy.ranks.get(class).copied().flatten().map_or(Class::CRITICAL, Class)
+    }
+
+    /// The same at another place of the policy.
+    fn at(&self, index: usize) -> Self {
+        let (shedder, gauge) = (self.shedder.clone(), Arc::clone(&self.gauge));
+        Self { index, shedder, gauge, policy: self.policy.clone() }
     }
 
     /// The header of answers that tells the utilization of whom is protected.
@@ -202,8 +208,12 @@ impl Running {
 
     /// The mode of a limiter at this moment.
     pub(super) fn mode(&self, limiter: &RunningLimiter) -> Mode {
-        let own = limiter.switch.get().unwrap_or(limiter.mode);
-        own.min(self.all.get().unwrap_or(self.policy.mode()))
+        limiter.switch.get().unwrap_or(limiter.mode).min(self.mode_of_all())
+    }
+
+    /// The mode than which none is stricter.
+    pub(super) fn mode_of_all(&self) -> Mode {
+        self.all.get().unwrap_or(self.policy.mode())
     }
 }
 
@@ -216,10 +226,11 @@ fn started_worker(
 ) -> Result<Arc<RunningWorker>, PolicyError> {
     // One that has not changed goes on where it is: a reload brings nothing back that was shed for a reason.
     let same = before.and_then(|before| before.worker.as_ref()).filter(|worker| worker.policy == *policy);
-    if let Some(worker) = same
-        && worker.index == index
-    {
-        return Ok(Arc::clone(worker));
+    if let Some(worker) = same {
+        return Ok(match worker.index == index {
+            true => Arc::clone(worker),
+            false => Arc::new(worker.at(index)),
+        });
     }
     let of = |error: LimitError| PolicyError::Store {
         limiter: Arc::clone(name),
@@ -239,7 +250,12 @@ fn started_worker(
         UtilizationSource::Reported { .. } => Source::Reported { stale_after: Nanos::from_secs(30) },
         _ => Source::Cpu,
     };
-    Ok(Arc::new(RunningWorker { index, shedder, gauge: Gauge::new(source), policy: policy.clone() }))
+    Ok(Arc::new(RunningWorker {
+        index,
+        shedder,
+        gauge: Arc::new(Gauge::new(source)),
+        policy: policy.clone(),
+    }))
 }
 
 impl RunningLimiter {

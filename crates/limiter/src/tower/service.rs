@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -13,7 +14,7 @@ use tollgate_core::store::Store;
 use tower_service::Service;
 
 use super::body::LimitedBody;
-use super::facts::{Hints, InMap, facts};
+use super::facts::{InMap, facts};
 use super::layer::HintsOf;
 use crate::admission::{Limiter, Refusal};
 use crate::memory::MemoryStore;
@@ -55,7 +56,9 @@ where
         let (limiter, hints) = (self.limiter.clone(), self.hints.clone());
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let hints = hints.map_or_else(Hints::default, |hints| hints(&parts));
+            // A hook that panics is no reason to fail a request.
+            let hints = hints.and_then(|hints| catch_unwind(AssertUnwindSafe(|| hints(&parts))).ok());
+            let hints = hints.unwrap_or_default();
             let headers = InMap(&parts.headers);
             let permit = match limiter.admit(&facts(&parts, &headers, &hints)).await {
                 Ok(permit) => permit,

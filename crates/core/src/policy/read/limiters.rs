@@ -561,16 +561,16 @@ impl Reader<'_> {
         parts
     }
 
-    fn cost(&mut self, fields: &Fields<'_>, context: &Context<'_>) -> Cost {
-        let Some(node) = fields.get("cost") else { return Cost::Fixed(1) };
+    fn cost(&mut self, limiter: &Fields<'_>, context: &Context<'_>) -> Cost {
+        let Some(node) = limiter.get("cost") else { return Cost::Fixed(1) };
         if !matches!(node.value, Value::Map(_)) {
             return Cost::Fixed(self.parsed(node, "a cost", quantity::some).unwrap_or(1));
         }
         let Some(fields) = self.fields(node, "a cost", fields::COST) else { return Cost::Fixed(1) };
         const WAYS: [&str; 3] = ["class", "header", "response_header"];
         let ways = fields.present(&WAYS);
-        // What a caller can leave out must cost something.
-        let least = if ways == ["header"] { quantity::some } else { quantity::whole };
+        // What a caller can leave out, and what is not known yet, must cost something: else nobody is ever refused.
+        let least = if ways == ["class"] { quantity::whole } else { quantity::some };
         let otherwise =
             fields.get("otherwise").and_then(|node| self.parsed(node, "`otherwise`", least)).unwrap_or(1);
         let header = |reader: &mut Self, name: &str| {
@@ -601,6 +601,12 @@ impl Reader<'_> {
                 })
             }
             ["response_header"] => {
+                if limiter.get("rate").is_none() {
+                    self.error(
+                        node.place,
+                        "what is in progress is not settled afterwards: `response_header` goes with `rate`",
+                    );
+                }
                 header(self, "response_header").map(|header| Cost::Settled { header, estimate: otherwise })
             }
             _ => {

@@ -500,7 +500,13 @@ impl Reader<'_> {
                 continue;
             }
             let Some(fields) = self.fields(node, "an entry", fields::LISTED) else { continue };
-            if let Some(caller) = fields.get("caller").and_then(|node| self.text(node, "a caller")) {
+            if let Some(node) = fields.get("caller")
+                && let Some(caller) = self.text(node, "a caller")
+            {
+                if caller.contains('/') && parse_network(caller).is_ok() {
+                    let help = format!("write `network: {caller}`");
+                    self.error_with(node.place, format!("{caller:?} is a network, and no caller"), help);
+                }
                 list.callers.insert(Named::of(caller, v6_prefix));
             }
             if let Some(node) = fields.get("network") {
