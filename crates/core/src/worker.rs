@@ -49,6 +49,54 @@ impl Default for WorkerSettings {
     }
 }
 
+/// Where the utilization comes from.
+///
+/// ```
+/// use tollgate_core::Nanos;
+/// use tollgate_core::worker::Source;
+///
+/// let source = Source::Latency { target: Nanos::new(200_000_000) };
+/// assert_ne!(source, Source::Reported { stale_after: Source::STALE_AFTER });
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The requests in progress in this process, against the number that it can work on at once.
+    InFlight {
+        /// So many requests in progress are 100 %.
+        workers: u64,
+    },
+    /// The processors of this machine: the share of time that they were not idle. Time that the host took for
+    /// other machines counts as busy; time waiting for a disk does not.
+    Cpu,
+    /// The processors that this container may use: the time its control group has used, against its quota, or
+    /// against the number of processors if it has none. A quota further up counts too, with all that share it;
+    /// the one that is nearest its end decides.
+    Cgroup,
+    /// The share of the last ten seconds in which some work waited for a processor (Linux PSI), in this control
+    /// group if it is told there, else on this machine.
+    ///
+    /// This is not how busy the processors are: it stays near zero until they no longer suffice, and rises steeply
+    /// then. Thresholds for it are lower than for the others.
+    Pressure,
+    /// The average latency of the requests since the last sample. At the target the utilization is 80 %, where
+    /// shedding begins by default; it ends at 200 %. Without a request it is zero, so that a machine that sheds
+    /// everything comes back.
+    Latency {
+        /// The latency from which on the service is in trouble.
+        target: Nanos,
+    },
+    /// What the protected service says itself.
+    Reported {
+        /// A report counts for so long; then the utilization is unknown. See [`Source::STALE_AFTER`].
+        stale_after: Nanos,
+    },
+}
+
+impl Source {
+    /// How long a report counts unless the policy says otherwise: 30 s.
+    pub const STALE_AFTER: Nanos = Nanos::from_secs(30);
+}
+
 /// The controller: [`WorkerSettings`] that can be computed with exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {

@@ -17,9 +17,10 @@ use tollgate_core::fixed_window::WindowStart;
 use tollgate_core::fleet::FleetMode;
 use tollgate_core::log::SubWindows;
 use tollgate_core::policy::{
-    Cost, Facts, Kind, Mistakes, Mode, NoTokens, Policy, Surroundings, UtilizationSource, WorkerPolicy,
+    Cost, Facts, Kind, Mistakes, Mode, NoTokens, Policy, Surroundings, WorkerPolicy,
 };
 use tollgate_core::store::OnFailure;
+use tollgate_core::worker::Source;
 use tollgate_core::{Limit, LimitError, Nanos, Timestamp};
 
 /// The policy of the design, with a little of everything.
@@ -936,15 +937,17 @@ fn worker(text: &str) -> WorkerPolicy {
 fn utilization_is_read_from_where_the_policy_says() {
     let source =
         |source: &str| worker(&format!("limiters: {{ a: {{ workers: {{ source: {source} }} }} }}")).source;
-    assert_eq!(worker("limiters: { a: { workers: {} } }").source, UtilizationSource::Cpu);
-    assert_eq!(source("cpu"), UtilizationSource::Cpu);
-    assert_eq!(source("cgroup"), UtilizationSource::Cgroup);
-    assert_eq!(source("pressure"), UtilizationSource::Pressure);
-    assert_eq!(source("reported"), UtilizationSource::Reported { header: None });
-    assert_eq!(source("{ in_flight: 64 }"), UtilizationSource::InFlight { workers: 64 });
-    assert_eq!(source("{ latency: 250ms }"), UtilizationSource::Latency { target: Nanos::new(250_000_000) });
+    assert_eq!(worker("limiters: { a: { workers: {} } }").source, Source::Cpu);
+    assert_eq!(source("cpu"), Source::Cpu);
+    assert_eq!(source("cgroup"), Source::Cgroup);
+    assert_eq!(source("pressure"), Source::Pressure);
+    assert_eq!(source("reported"), Source::Reported { stale_after: Source::STALE_AFTER });
+    assert_eq!(source("{ in_flight: 64 }"), Source::InFlight { workers: 64 });
+    assert_eq!(source("{ latency: 250ms }"), Source::Latency { target: Nanos::new(250_000_000) });
     let header = Some("x-utilization".to_owned());
-    assert_eq!(source("{ response_header: X-Utilization }"), UtilizationSource::Reported { header });
+    let by_header = worker("limiters: { a: { workers: { source: { response_header: X-Utilization } } } }");
+    assert_eq!(by_header.source, source("reported"));
+    assert_eq!(by_header.reported_in, header);
 }
 
 #[test]

@@ -49,7 +49,7 @@ use crate::fleet::FleetMode;
 use crate::limit::Limit;
 use crate::store::OnFailure;
 use crate::time::Nanos;
-use crate::worker::WorkerSettings;
+use crate::worker::{Source, WorkerSettings};
 
 pub use facts::{Facts, Headers};
 pub use identify::{NoTokens, Tokens};
@@ -237,38 +237,13 @@ pub struct WorkerPolicy {
     /// The controller.
     pub settings: WorkerSettings,
     /// Where its samples come from.
-    pub source: UtilizationSource,
+    pub source: Source,
+    /// The header of the protected service's answers that tells its utilization, if one does.
+    pub reported_in: Option<String>,
     /// How often a sample is taken.
     pub every: Nanos,
     /// When each class is shed, by its place among [`Policy::classes`]: 0 goes first, none never.
     pub ranks: Vec<Option<u32>>,
-}
-
-/// Where utilization is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum UtilizationSource {
-    /// Requests in progress, against so many workers.
-    InFlight {
-        /// How many requests this process can work on at once.
-        workers: u64,
-    },
-    /// The processors of this machine.
-    Cpu,
-    /// The processors that this container may use.
-    Cgroup,
-    /// How long work waits for a processor, as the kernel tells.
-    Pressure,
-    /// How long answers take.
-    Latency {
-        /// How long they should take.
-        target: Nanos,
-    },
-    /// What the protected service tells.
-    Reported {
-        /// The header of its answers that tells, if it does by one.
-        header: Option<String>,
-    },
 }
 
 /// What requests cost.

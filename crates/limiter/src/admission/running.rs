@@ -10,15 +10,13 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tollgate_core::decision::{Reason, Unit};
-use tollgate_core::policy::{
-    self, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, UtilizationSource, WorkerPolicy,
-};
+use tollgate_core::policy::{self, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy};
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::{Limit, LimitError, Nanos};
 
 use super::counts::LimiterCounts;
 use crate::clock::AnyClock;
-use crate::utilization::{Gauge, Source};
+use crate::utilization::Gauge;
 use crate::worker::{Class, WorkerShedder};
 
 /// Why a policy cannot be put to work. The one before it, if there is one, goes on.
@@ -144,10 +142,7 @@ impl RunningWorker {
 
     /// The header of answers that tells the utilization of whom is protected.
     pub(super) fn reported_in(&self) -> Option<&str> {
-        match &self.policy.source {
-            UtilizationSource::Reported { header } => header.as_deref(),
-            _ => None,
-        }
+        self.policy.reported_in.as_deref()
     }
 }
 
@@ -242,18 +237,10 @@ fn started_worker(
         .any_clock(clock.clone())
         .build()
         .map_err(of)?;
-    let source = match &policy.source {
-        UtilizationSource::InFlight { workers } => Source::InFlight { workers: *workers },
-        UtilizationSource::Cgroup => Source::Cgroup,
-        UtilizationSource::Pressure => Source::Pressure,
-        UtilizationSource::Latency { target } => Source::Latency { target: *target },
-        UtilizationSource::Reported { .. } => Source::Reported { stale_after: Nanos::from_secs(30) },
-        _ => Source::Cpu,
-    };
     Ok(Arc::new(RunningWorker {
         index,
         shedder,
-        gauge: Arc::new(Gauge::new(source)),
+        gauge: Arc::new(Gauge::new(policy.source.clone())),
         policy: policy.clone(),
     }))
 }

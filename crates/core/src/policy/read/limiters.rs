@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::super::document::{Node, Value};
 use super::super::mistakes::Place;
 use super::super::quantity::{self, Rate};
-use super::super::{Cost, Kind, Limiter, Mode, Part, UtilizationSource, WorkerPolicy, fields};
+use super::super::{Cost, Kind, Limiter, Mode, Part, WorkerPolicy, fields};
 use super::conditions::Names;
 use super::reader::{Fields, Reader, spelled_out};
 use crate::error::LimitError;
@@ -15,7 +15,7 @@ use crate::limit::Limit;
 use crate::log::SubWindows;
 use crate::store::OnFailure;
 use crate::time::Nanos;
-use crate::worker::{PPM, Worker, WorkerSettings};
+use crate::worker::{PPM, Source, Worker, WorkerSettings};
 
 pub(super) type Limits = SmallVec<[Limit; 1]>;
 
@@ -670,21 +670,24 @@ impl Reader<'_> {
             let place = fields.get("every").map_or(node.place, |node| node.place);
             self.error_with(place, "utilization cannot be looked at so often", "it must be 100ms or more");
         }
-        let source = match fields.get("source") {
+        let (source, reported_in) = match fields.get("source") {
             Some(node) => self.source(node)?,
-            None => UtilizationSource::Cpu,
+            None => (Source::Cpu, None),
         };
-        Some(WorkerPolicy { settings, source, every, ranks })
+        Some(WorkerPolicy { settings, source, reported_in, every, ranks })
     }
 
-    fn source(&mut self, node: &Node) -> Option<UtilizationSource> {
+    /// Where utilization is read, and the header that tells it, if one does.
+    fn source(&mut self, node: &Node) -> Option<(Source, Option<String>)> {
+        const REPORTED: Source = Source::Reported { stale_after: Source::STALE_AFTER };
         if !matches!(node.value, Value::Map(_)) {
-            return Some(match self.word(node, "source of utilization", fields::WORKER_SOURCES)? {
-                "cgroup" => UtilizationSource::Cgroup,
-                "pressure" => UtilizationSource::Pressure,
-                "reported" => UtilizationSource::Reported { header: None },
-                _ => UtilizationSource::Cpu,
-            });
+            let source = match self.word(node, "source of utilization", fields::WORKER_SOURCES)? {
+                "cgroup" => Source::Cgroup,
+                "pressure" => Source::Pressure,
+                "reported" => REPORTED,
+                _ => Source::Cpu,
+            };
+            return Some((source, None));
         }
         let fields = self.fields(node, "a source of utilization", fields::WORKER_SOURCE)?;
         const WAYS: [&str; 3] = ["in_flight", "latency", "response_header"];
@@ -695,7 +698,7 @@ impl Reader<'_> {
                 if workers == 0 {
                     self.error_with(node.place, "no worker at all?", "it must be 1 or more");
                 }
-                Some(UtilizationSource::InFlight { workers: workers.max(1) })
+                Some((Source::InFlight { workers: workers.max(1) }, None))
             }
             ["latency"] => {
                 let node = fields.get("latency")?;
@@ -703,11 +706,11 @@ impl Reader<'_> {
                 if target == Nanos::ZERO {
                     self.error(node.place, "answers cannot take no time at all");
                 }
-                Some(UtilizationSource::Latency { target })
+                Some((Source::Latency { target }, None))
             }
             ["response_header"] => {
                 let header = self.text(fields.get("response_header")?, "the name of a header")?;
-                Some(UtilizationSource::Reported { header: Some(header.to_ascii_lowercase()) })
+                Some((REPORTED, Some(header.to_ascii_lowercase())))
             }
             _ => {
                 self.error(node.place, format!("a source is a word, or one of {}", spelled_out(&WAYS)));
