@@ -922,8 +922,8 @@ fn a_store_is_read_as_it_is_written() {
         (all.deadline, all.expected_nodes, all.max_bytes),
         (Some(Nanos::new(10_000_000)), Some(4), Some(64 << 20))
     );
-    assert_eq!(read("limiters: {}").timeout(), Nanos::from_secs(60));
-    assert_eq!(read("limiters: {}\ngateway: { timeout: 5s }").timeout(), Nanos::from_secs(5));
+    assert_eq!(read("limiters: {}").gateway().timeouts.answer, Nanos::from_secs(60));
+    assert_eq!(read("limiters: {}\ngateway: { timeout: 5s }").gateway().timeouts.answer, Nanos::from_secs(5));
 }
 
 fn worker(text: &str) -> WorkerPolicy {

@@ -263,12 +263,10 @@ async fn one_primary_away(with_first_tag: bool, lose: impl FnOnce(&mut RedisServ
             assert!((LIMIT - 10..=LIMIT + 100).contains(&admitted), "{name}: {admitted} of {LIMIT}");
         } else {
             let when: Vec<_> = alone.iter().map(|call| (call.begun - lost, call.took)).take(9).collect();
-            assert!(
-                alone.is_empty(),
-                "{name}: {} calls of another shard were disturbed: {when:?}",
-                alone.len()
-            );
-            assert_eq!(admitted, LIMIT, "{name}");
+            // A busy machine may hold up a call or two for as long as the deadline. A shard that is disturbed loses hundreds.
+            let held_up = alone.len() as u64;
+            assert!(held_up <= 10, "{name}: {held_up} calls of another shard were disturbed: {when:?}");
+            assert!((LIMIT - held_up..=LIMIT).contains(&admitted), "{name}: {admitted} of {LIMIT}");
         }
     }
 }

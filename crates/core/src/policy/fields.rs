@@ -83,6 +83,7 @@ pub(crate) static POLICY: &[Field] = &[
     field("block", "Who does not pass.", List(&Either(&[Network, Map(LISTED)]))),
     field("answers", "How callers are answered.", Map(ANSWERS)),
     field("gateway", "The gateway.", Map(GATEWAY)),
+    field("admin", "The door of those who operate it.", Map(ADMIN)),
 ];
 
 pub(crate) static MODES: &[&str] = &["enforce", "dark", "off"];
@@ -287,8 +288,94 @@ pub(crate) static ANSWERS: &[Field] = &[
     ),
 ];
 
-pub(crate) static GATEWAY: &[Field] =
-    &[field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", Time)];
+pub(crate) static GATEWAY: &[Field] = &[
+    field(
+        "listen",
+        "Where the gateway listens: 127.0.0.1:8080 unless said otherwise; `off` if it does not.",
+        Text,
+    ),
+    field("upstream", "The servers that requests are passed on to.", Some(&Text)),
+    field(
+        "upstreams",
+        "Servers for some requests. The first whose `match` holds is taken, and `upstream` for the rest.",
+        Named(&Map(UPSTREAM)),
+    ),
+    field("tls", "The certificate of the gateway.", Map(GATEWAY_TLS)),
+    field(
+        "proxy_protocol",
+        "Whether connections begin with the PROXY protocol. It is believed of `trusted_proxies` only.",
+        Words(YES_OR_NO),
+    ),
+    field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", Time),
+    field("timeouts", "How long the gateway waits for what.", Map(TIMEOUTS)),
+    field("max_head", "The largest head of a request: 64KB unless said otherwise.", Size),
+    field("max_body", "The largest body of a request: as large as it likes unless said otherwise.", Size),
+    field(
+        "access_log",
+        "Where the access log goes: `stdout`, a file, or `off`, as it is unless said otherwise.",
+        Text,
+    ),
+    field("log", "What is logged: `all` requests, or those that were `refused` or failed.", Words(LOGGED)),
+];
+
+pub(crate) static YES_OR_NO: &[&str] = &["yes", "no", "true", "false", "on", "off"];
+pub(crate) static LOGGED: &[&str] = &["all", "refused"];
+pub(crate) static PROTOCOLS: &[&str] = &["auto", "http1", "http2"];
+
+pub(crate) static UPSTREAM: &[Field] = &[
+    field("servers", "Servers that take turns: http://10.0.0.5:9000.", Some(&Text)),
+    field(
+        "match",
+        "Which requests are for them: all unless said otherwise.",
+        Some(&Either(&[Route, Condition])),
+    ),
+    field(
+        "protocol",
+        "What is spoken with them: `http1`, `http2`, or `auto`, which is HTTP/2 for gRPC and where TLS agrees on it.",
+        Words(PROTOCOLS),
+    ),
+    field(
+        "health",
+        "The path that is asked for to find out whether a server is well.",
+        Either(&[Text, Map(HEALTH)]),
+    ),
+    field("workers", "How many requests each server can work on at once.", Whole),
+];
+
+pub(crate) static HEALTH: &[Field] = &[
+    field("path", "What is asked for; an answer from 200 to 399 is a good one.", Text),
+    field("every", "How often: 5s unless said otherwise.", Time),
+    field("timeout", "How long an answer may take: 2s unless said otherwise.", Time),
+];
+
+pub(crate) static GATEWAY_TLS: &[Field] = &[
+    field("certificate", "A file with the chain of certificates (PEM).", Text),
+    field("key", "A file with the private key (PEM).", Text),
+    field(
+        "client_ca",
+        "A file with those who sign certificates of clients (PEM). Clients then need one.",
+        Text,
+    ),
+];
+
+pub(crate) static TIMEOUTS: &[Field] = &[
+    field("head", "For the head of a request: 10s unless said otherwise.", Time),
+    field("body", "For more of a body, either way: 30s unless said otherwise.", Time),
+    field("connect", "For a connection with a server: 3s unless said otherwise.", Time),
+    field("answer", "For the head of an answer: 60s unless said otherwise.", Time),
+    field("idle", "For the next request on a connection: 75s unless said otherwise.", Time),
+    field(
+        "drain",
+        "For requests in progress when the gateway is told to end: 30s unless said otherwise.",
+        Time,
+    ),
+];
+
+pub(crate) static ADMIN: &[Field] = &[field(
+    "listen",
+    "Where the admin door listens: 127.0.0.1:8083 unless said otherwise; `off` if it does not.",
+    Text,
+)];
 
 /// Their names.
 pub(crate) fn names(fields: &'static [Field]) -> impl Iterator<Item = &'static str> + Clone {

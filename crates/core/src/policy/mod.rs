@@ -27,6 +27,7 @@ mod condition;
 mod document;
 mod facts;
 mod fields;
+mod gateway;
 mod identify;
 mod mistakes;
 pub mod path;
@@ -36,12 +37,13 @@ mod read;
 mod schema;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-use self::address::{ClientAddress, Networks};
+use self::address::{AddressHeader, ClientAddress, Networks};
 use self::condition::Condition;
 use self::identify::{Identify, Named};
 use crate::answer::AnswerStyle;
@@ -52,6 +54,7 @@ use crate::time::Nanos;
 use crate::worker::{Source, WorkerSettings};
 
 pub use facts::{Facts, Headers};
+pub use gateway::{Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, parse_server};
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, KeyBytes, Listed, Planned};
@@ -76,7 +79,8 @@ pub struct Policy {
     block: List,
     answers: AnswerStyle,
     mode: Mode,
-    timeout: Nanos,
+    gateway: Gateway,
+    admin_listen: Option<String>,
 }
 
 /// What becomes of what a limiter decides.
@@ -357,9 +361,29 @@ impl Policy {
         self.mode
     }
 
-    /// How long the gateway waits for an answer.
-    pub fn timeout(&self) -> Nanos {
-        self.timeout
+    /// The gateway.
+    pub fn gateway(&self) -> &Gateway {
+        &self.gateway
+    }
+
+    /// Where the admin door listens: an address, or `off`.
+    pub fn admin_listen(&self) -> Option<&str> {
+        self.admin_listen.as_deref()
+    }
+
+    /// The address of a request's client; none if the peer is not known.
+    pub fn client_address(&self, facts: &Facts<'_>) -> Option<IpAddr> {
+        self.address.of(facts)
+    }
+
+    /// Whether a peer's word on whom it speaks for is taken.
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        self.address.trusted.contains(peer)
+    }
+
+    /// The header in which proxies say whom they speak for.
+    pub fn address_header(&self) -> &AddressHeader {
+        &self.address.header
     }
 
     pub(crate) fn plan_named(&self, name: &str) -> Option<usize> {

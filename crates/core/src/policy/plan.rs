@@ -26,7 +26,11 @@ pub(crate) struct Request<'r, 'f> {
     path: OnceCell<Cow<'f, str>>,
 }
 
-impl Request<'_, '_> {
+impl<'r, 'f> Request<'r, 'f> {
+    pub(crate) fn new(facts: &'r Facts<'f>, address: Option<IpAddr>) -> Self {
+        Self { facts, address, plan: None, class: None, path: OnceCell::new() }
+    }
+
     /// The path in its normal form.
     pub(crate) fn path(&self) -> &str {
         self.path.get_or_init(|| path::normal(self.facts.path))
@@ -95,7 +99,7 @@ impl Policy {
     /// What is to be done with a request. Nothing is charged.
     pub fn plan(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
         let address = self.address.of(facts);
-        let mut request = Request { facts, address, plan: None, class: None, path: OnceCell::new() };
+        let mut request = Request::new(facts, address);
         let caller = caller_of(&self.identify, facts, address, tokens, now);
         let mut planned = Planned {
             listed: self.listed(&caller, address),

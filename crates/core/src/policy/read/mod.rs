@@ -1,6 +1,7 @@
 //! From a file as it was written to a policy: everything that is wrong with it is found in one go.
 
 mod conditions;
+mod gateway;
 mod limiters;
 mod reader;
 mod warnings;
@@ -21,7 +22,6 @@ use super::identify::{Identify, Named, Source};
 use super::mistakes::{Mistakes, Place};
 use super::{Class, Jwt, Limiter, List, OTHER, Override, Part, Plan, Policy, StoreChoice, fields, quantity};
 use crate::answer::{AnswerStyle, HeaderStyle};
-use crate::time::Nanos;
 
 /// What is known only where a policy will be at work. What it says is wrong is told like any other mistake.
 pub trait Surroundings {
@@ -137,11 +137,12 @@ impl Reader<'_> {
         let block =
             top.get("block").map(|node| self.listed(node, "`block`", identify.v6_prefix)).unwrap_or_default();
         let answers = top.get("answers").map(|node| self.answers(node)).unwrap_or_default();
-        let timeout = top.get("gateway").and_then(|node| {
-            let fields = self.fields(node, "`gateway`", fields::GATEWAY)?;
-            self.parsed(fields.get("timeout")?, "`timeout`", quantity::some_time)
+        let gateway = top.get("gateway").map(|node| self.gateway(node)).unwrap_or_default();
+        let admin_listen = top.get("admin").and_then(|node| {
+            let fields = self.fields(node, "`admin`", fields::ADMIN)?;
+            self.listen(fields.get("listen")?)
         });
-        let timeout = timeout.unwrap_or(Nanos::from_secs(60));
+        let timeout = gateway.timeouts.answer;
         let known = Known { store: &store, identify: &identify, address: &address, timeout };
         self.unwise(&top, &known, &read_classes, &drafts);
         let plan_list: Vec<Plan> = plan_names.iter().map(|name| Plan { name: Arc::from(*name) }).collect();
@@ -161,7 +162,8 @@ impl Reader<'_> {
             block,
             answers,
             mode: self.mode(&top),
-            timeout,
+            gateway,
+            admin_listen,
         })
     }
 
