@@ -34,6 +34,7 @@ mod plan;
 mod quantity;
 mod read;
 mod schema;
+mod table;
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ use smallvec::SmallVec;
 use self::address::{ClientAddress, Networks};
 use self::condition::Condition;
 use self::identify::{Identify, Named};
+use self::table::PlanTable;
 use crate::answer::AnswerStyle;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
@@ -68,7 +70,7 @@ pub struct Policy {
     plans: Vec<Plan>,
     plan_names: HashMap<Arc<str>, usize>,
     default_plan: Option<usize>,
-    table: HashMap<Named, usize>,
+    table: PlanTable,
     classes: Vec<Class>,
     limiters: Vec<Limiter>,
     overrides: HashMap<Named, Override>,
