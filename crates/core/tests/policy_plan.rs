@@ -592,6 +592,90 @@ fn plans_of_a_table_are_by_caller_and_an_address_cannot_be_pretended() {
     assert_eq!(of("198.51.100.1", &[("x-api-key", "203.0.113.9")]), "free");
 }
 
+/// The plan of a caller who brings this key.
+fn plan_by_key(policy: &Policy, value: &str) -> String {
+    let headers = [("x-api-key", value)];
+    plan_name(policy, &Facts { peer: ip("203.0.113.9"), headers: &headers, ..Facts::default() }).to_owned()
+}
+
+/// Callers by their keys, with a table.
+fn with_table(table: &str) -> Policy {
+    read(&format!(
+        "{PLANS}identify: {{ caller: [header: x-api-key, query: key, ip], plan: [table], table: {{ {table} }} }}\n"
+    ))
+}
+
+#[test]
+fn plans_of_a_table_may_be_by_pattern_and_a_whole_name_goes_before() {
+    let policy = with_table("'std_*': pro, std_1: free, '*_trial': none, 'a*b*c': none");
+    for (name, plan) in [
+        ("std_", "pro"),
+        ("std_2", "pro"),
+        ("std_11", "pro"),
+        ("std_1", "free"),
+        ("std", "free"),
+        ("STD_2", "free"),
+        ("x_std_2", "free"),
+        ("x_trial", "none"),
+        ("_trial", "none"),
+        ("trial", "free"),
+        ("abc", "none"),
+        ("a-b-c", "none"),
+        ("acb", "free"),
+        ("std_*", "pro"),
+    ] {
+        assert_eq!(plan_by_key(&policy, name), plan, "{name}");
+    }
+}
+
+#[test]
+fn of_several_patterns_the_longest_text_wins_and_then_the_first() {
+    let shorter_first = with_table("'*': none, 'sk_*': free, 'sk_live_*': pro");
+    let longer_first = with_table("'sk_live_*': pro, 'sk_*': free, '*': none");
+    for policy in [&shorter_first, &longer_first] {
+        assert_eq!(plan_by_key(policy, "sk_live_1"), "pro");
+        assert_eq!(plan_by_key(policy, "sk_test_1"), "free");
+        assert_eq!(plan_by_key(policy, "else"), "none");
+    }
+    // Stars are no text: `*b*c` has two, `a*` has one.
+    assert_eq!(plan_by_key(&with_table("'a*': pro, '*b*c': none"), "abc"), "none");
+    assert_eq!(plan_by_key(&with_table("'a***': pro, '*bc': none"), "abc"), "none");
+    assert_eq!(plan_by_key(&with_table("'a*': pro, '*c': none"), "abc"), "pro");
+    assert_eq!(plan_by_key(&with_table("'*c': none, 'a*': pro"), "abc"), "none");
+}
+
+#[test]
+fn patterns_are_of_names_whichever_source_they_came_from_and_addresses_are_none() {
+    let policy = with_table("'*': pro, '203.0.113.*': none");
+    let of = |peer: Option<IpAddr>, query: &str| {
+        plan_name(&policy, &Facts { peer, query, ..Facts::default() }).to_owned()
+    };
+    assert_eq!(of(ip("203.0.113.9"), "key=a"), "pro");
+    assert_eq!(of(ip("203.0.113.9"), "key=203.0.113.9"), "none", "a name that looks like an address");
+    assert_eq!(of(ip("203.0.113.9"), ""), "free", "an address");
+    assert_eq!(of(None, ""), "free", "nobody in particular");
+    let given = Facts { caller: Some("door"), ..Facts::default() };
+    assert_eq!(plan_name(&policy, &given), "pro", "who is known to the door has a name, too");
+    let spaced = with_table("'a*': pro");
+    let facts = Facts { query: "key=+a", ..Facts::default() };
+    assert_eq!(plan_name(&spaced, &facts), "free", "names are compared as they are");
+}
+
+#[test]
+fn a_table_has_at_most_a_thousand_patterns_and_any_number_of_names() {
+    let table = |patterns: usize| {
+        let names = (0..5000).map(|n| format!("name_{n}: pro"));
+        let patterns = (0..patterns).map(|n| format!("'p{n}_*': none"));
+        let entries = names.chain(patterns).collect::<Vec<_>>().join(", ");
+        format!("{PLANS}identify: {{ caller: [header: x-api-key], plan: [table], table: {{ {entries} }} }}\n")
+    };
+    let policy = read(&table(1000));
+    assert_eq!(plan_by_key(&policy, "name_4999"), "pro");
+    assert_eq!(plan_by_key(&policy, "p999_x"), "none");
+    let mistakes = Policy::read(&table(1001)).unwrap_err().to_string();
+    assert!(mistakes.contains("there are more than 1000 patterns"), "{mistakes}");
+}
+
 #[test]
 fn a_plan_has_its_own_limit_or_none() {
     let policy = read(&format!("{PLANS}identify: {{ plan: [tls] }}\n"));

@@ -45,8 +45,17 @@ impl Glob {
         Self { any_case: true, ..Self::new(&text.to_ascii_lowercase()) }
     }
 
+    /// How much of it stands for itself.
+    pub(crate) fn literal_len(&self) -> usize {
+        self.parts.iter().map(String::len).sum()
+    }
+
+    /// Spaces around the text do not count.
     pub(crate) fn matches(&self, text: &[u8]) -> bool {
-        let text = text.trim_ascii();
+        self.is_like(text.trim_ascii())
+    }
+
+    pub(crate) fn is_like(&self, text: &[u8]) -> bool {
         let lower;
         let mut rest = match self.any_case && text.iter().any(u8::is_ascii_uppercase) {
             true => {

@@ -115,7 +115,12 @@ pub(crate) static IDENTIFY: &[Field] = &[
     field("caller", "Where the caller's name is looked for: the first that is present.", Some(&SOURCE)),
     field("plan", "Where the caller's plan is looked for: the first that is present.", Some(&PLAN_SOURCE)),
     field("default_plan", "The plan of those who have none: the first unless said otherwise.", Text),
-    field("table", "Plans of callers, by their names.", Named(&Text)),
+    field(
+        "table",
+        "Plans of callers, by their names. `*` stands for anything; a whole name goes before patterns, and of these the one \
+         with the longest text.",
+        Named(&Text),
+    ),
     field("jwt", "How tokens are verified.", Map(JWT)),
     field(
         "ipv6_prefix",

@@ -111,6 +111,14 @@ impl Caller<'_> {
         }
     }
 
+    /// Its name, if it has one that is no address.
+    pub(crate) fn text(&self) -> Option<&[u8]> {
+        match &self.value {
+            Value::Text(text) if self.tag != ANONYMOUS => Some(text),
+            _ => None,
+        }
+    }
+
     /// As lists and tables know it.
     pub(crate) fn named(&self) -> NamedRef<'_> {
         NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() }
@@ -195,7 +203,7 @@ pub(crate) fn plan_of(
     let is_ours = proxies.is_empty() || facts.peer.is_some_and(|peer| proxies.contains(peer));
     for source in &policy.identify.plan {
         let plan = match source {
-            Source::Table => policy.table.get(&caller.named()).copied(),
+            Source::Table => policy.table.plan_of(caller),
             Source::Header(_) | Source::Cookie(_) | Source::Query(_) if !is_ours => None,
             _ => source.find(facts, tokens, now).and_then(|name| named(&name)),
         };

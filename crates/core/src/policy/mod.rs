@@ -35,6 +35,7 @@ mod plan;
 mod quantity;
 mod read;
 mod schema;
+mod table;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -46,6 +47,7 @@ use smallvec::SmallVec;
 use self::address::{AddressHeader, ClientAddress, Networks};
 use self::condition::Condition;
 use self::identify::{Identify, Named};
+use self::table::PlanTable;
 use crate::answer::AnswerStyle;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
@@ -71,7 +73,7 @@ pub struct Policy {
     plans: Vec<Plan>,
     plan_names: HashMap<Arc<str>, usize>,
     default_plan: Option<usize>,
-    table: HashMap<Named, usize>,
+    table: PlanTable,
     classes: Vec<Class>,
     limiters: Vec<Limiter>,
     overrides: HashMap<Named, Override>,

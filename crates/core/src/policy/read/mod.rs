@@ -20,6 +20,7 @@ use super::condition::{Condition, Glob};
 use super::document::{self, Node, Value};
 use super::identify::{Identify, Named, Source};
 use super::mistakes::{Mistakes, Place};
+use super::table::PlanTable;
 use super::{Class, Jwt, Limiter, List, OTHER, Override, Part, Plan, Policy, StoreChoice, fields, quantity};
 use crate::answer::{AnswerStyle, HeaderStyle};
 
@@ -67,7 +68,7 @@ pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Pol
     }
 }
 
-/// Limiters, or classes, of one policy.
+/// Limiters, classes, or patterns of a table, of one policy.
 const MOST: usize = 1000;
 
 /// A class as it was read, with the place of its name.
@@ -434,14 +435,22 @@ impl Reader<'_> {
         }
     }
 
-    fn table(&mut self, node: &Node, plans: &[&str], v6_prefix: u8) -> HashMap<Named, usize> {
-        let mut table = HashMap::new();
+    fn table(&mut self, node: &Node, plans: &[&str], v6_prefix: u8) -> PlanTable {
+        let mut table = PlanTable::default();
         for (key, node) in self.entries(node, "`table`").unwrap_or_default() {
-            if let Some(plan) = self.named(node, "plan", plans)
-                && table.insert(Named::of(&key.name, v6_prefix), plan).is_some()
-            {
-                self.same_caller(key.place);
+            let Some(plan) = self.named(node, "plan", plans) else { continue };
+            if !key.name.contains('*') {
+                if !table.insert(Named::of(&key.name, v6_prefix), plan) {
+                    self.same_caller(key.place);
+                }
+                continue;
             }
+            // Each request may be held against all of them.
+            if table.patterns() == MOST {
+                self.error(key.place, format!("there are more than {MOST} patterns"));
+                break;
+            }
+            table.insert_pattern(Glob::new(&key.name), plan);
         }
         table
     }

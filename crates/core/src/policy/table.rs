@@ -1,0 +1,43 @@
+//! Plans of callers, by their names or by patterns of them.
+
+use hashbrown::HashMap;
+
+use super::condition::Glob;
+use super::identify::{Caller, Named};
+
+/// Which plan a caller has. A name goes before patterns, and of these the one with the longest text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PlanTable {
+    names: HashMap<Named, usize>,
+    /// In the order in which they are asked.
+    patterns: Vec<(Glob, usize)>,
+}
+
+impl PlanTable {
+    /// False if the name was there before.
+    #[must_use]
+    pub(crate) fn insert(&mut self, name: Named, plan: usize) -> bool {
+        self.names.insert(name, plan).is_none()
+    }
+
+    /// Behind all that have as much text or more: the first that was written wins.
+    pub(crate) fn insert_pattern(&mut self, pattern: Glob, plan: usize) {
+        let at = self.patterns.partition_point(|(other, _)| other.literal_len() >= pattern.literal_len());
+        self.patterns.insert(at, (pattern, plan));
+    }
+
+    pub(crate) fn patterns(&self) -> usize {
+        self.patterns.len()
+    }
+
+    pub(crate) fn plan_of(&self, caller: &Caller<'_>) -> Option<usize> {
+        if let Some(plan) = self.names.get(&caller.named()) {
+            return Some(*plan);
+        }
+        if self.patterns.is_empty() {
+            return None;
+        }
+        let name = caller.text()?;
+        self.patterns.iter().find(|(pattern, _)| pattern.is_like(name)).map(|(_, plan)| *plan)
+    }
+}
