@@ -255,10 +255,10 @@ proptest! {
         let all: Vec<_> = (0..4).map(|_| now(limiter.admit(&Facts::default()))).collect();
         prop_assert_eq!(all.iter().filter(|admitted| admitted.is_ok()).count(), 3);
         // Also those that were only watched.
-        let before = limiter.report().limiters[2].1.would_refuse;
+        let before = limiter.report().limiters[2].stats.would_refuse;
         drop(all);
         let two = [now(limiter.admit(&Facts::default())), now(limiter.admit(&Facts::default()))];
-        prop_assert_eq!(limiter.report().limiters[2].1.would_refuse, before);
+        prop_assert_eq!(limiter.report().limiters[2].stats.would_refuse, before);
         drop(two);
     }
 

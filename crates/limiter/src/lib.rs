@@ -120,8 +120,8 @@ pub use admission::JwtTokens;
 pub use admission::Watcher;
 #[cfg(feature = "policy")]
 pub use admission::{
-    Decision, Limiter, LimiterBuilder, LimiterReport, LimiterStats, Permit, PolicyError, PolicyFile, Refusal,
-    ReloadReport, Totals,
+    ClassStats, Decision, FleetUse, Limiter, LimiterBuilder, LimiterReport, LimiterStanding, LimiterStats,
+    Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Timings, Totals, WorkerStanding,
 };
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};

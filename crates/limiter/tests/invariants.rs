@@ -86,9 +86,10 @@ proptest! {
         }
         let (one, other) = (plain.report(), watched.report());
         prop_assert_eq!(one.totals, other.totals);
-        for (known, (name, stats)) in one.limiters.iter().zip(&other.limiters) {
-            prop_assert_eq!(&known.0, name);
-            prop_assert_eq!((known.1.asked, known.1.refused), (stats.asked, stats.refused));
+        prop_assert_eq!(one.classes, other.classes);
+        for (one, other) in one.limiters.iter().zip(&other.limiters) {
+            prop_assert_eq!(&one.name, &other.name);
+            prop_assert_eq!((one.stats.asked, one.stats.refused), (other.stats.asked, other.stats.refused));
         }
     }
 }
@@ -174,7 +175,7 @@ fn dark_limiters_and_candidates_are_settled_too() {
         limiter.admit_now(&Facts::default()).unwrap().settle(50);
     }
     let report = limiter.report();
-    assert_eq!((report.limiters[0].1.candidate_refused, report.limiters[1].1.would_refuse), (48, 48));
+    assert_eq!((report.limiters[0].stats.candidate_refused, report.limiters[1].stats.would_refuse), (48, 48));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn limits_that_do_not_change_keep_their_balances_over_a_hundred_reloads() {
         }
         assert_eq!(passes(&limiter, 20), 5, "{of}");
         assert_eq!(limiter.report().reloads.succeeded, 100);
-        let it = limiter.report().limiters.into_iter().find(|(name, _)| **name == *"it").unwrap().1;
+        let it = limiter.report().limiters.into_iter().find(|known| *known.name == *"it").unwrap().stats;
         assert_eq!((it.asked, it.refused), (25, 15), "counts go on, too");
     }
 }

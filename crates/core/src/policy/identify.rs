@@ -119,6 +119,11 @@ impl Caller<'_> {
         }
     }
 
+    /// Whether nothing tells who is calling.
+    pub(crate) fn is_nobody(&self) -> bool {
+        self.tag == ANONYMOUS
+    }
+
     /// As lists and tables know it.
     pub(crate) fn named(&self) -> NamedRef<'_> {
         NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() }

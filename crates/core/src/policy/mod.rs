@@ -218,6 +218,13 @@ pub struct Limiter {
     sample_ppm: u64,
 }
 
+impl Limiter {
+    /// Whether all requests share one bucket. Its key is empty.
+    pub fn is_global(&self) -> bool {
+        self.per.is_empty()
+    }
+}
+
 /// Which of the four limiters it is.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

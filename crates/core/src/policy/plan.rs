@@ -60,6 +60,9 @@ pub struct Planned {
     pub class: usize,
     /// Its caller's plan, by its place among [`Policy::plans`].
     pub plan: Option<usize>,
+    /// Whether its caller is not known: nothing was there of all that the policy tells callers by. Those without a name
+    /// share one bucket of each limit per caller.
+    pub is_nobody: bool,
     /// What it is charged to, in the order of the file.
     pub charged: SmallVec<[Charged; 10]>,
     /// Whose buckets: see [`Charged::key`].
@@ -90,6 +93,7 @@ impl fmt::Debug for Planned {
             .field("listed", &self.listed)
             .field("class", &self.class)
             .field("plan", &self.plan)
+            .field("is_nobody", &self.is_nobody)
             .field("charged", &self.charged)
             .finish_non_exhaustive()
     }
@@ -105,6 +109,7 @@ impl Policy {
             listed: self.listed(&caller, address),
             class: 0,
             plan: None,
+            is_nobody: caller.is_nobody(),
             charged: SmallVec::new(),
             keys: SmallVec::new(),
         };

@@ -177,7 +177,7 @@ impl<S: Store + 'static> Door<S> {
 
     pub fn count(&self, limiter: &str) -> tollgate::LimiterStats {
         let report = self.limiter.report();
-        report.limiters.into_iter().find(|(name, _)| **name == *limiter).unwrap().1
+        report.limiters.into_iter().find(|known| *known.name == *limiter).unwrap().stats
     }
 }
 

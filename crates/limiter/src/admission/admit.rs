@@ -11,7 +11,7 @@ use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::{Reason, Refused};
 use tollgate_core::limit::Ask;
 use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode};
-use tollgate_core::store::{Charge, OnFailure, Store};
+use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
 use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
 
 use super::leases::Lease;
@@ -20,6 +20,9 @@ use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::{Limiter, Shared};
 
+/// One of so many requests is measured where the store answers at once.
+const MEASURED: u64 = 16;
+
 impl<S: Store + 'static> Limiter<S> {
     /// Whether a request may pass. It passes with a [`Permit`], which must be kept for as long as the request is in progress;
     /// or it does not, and the [`Refusal`] says why and when to come back.
@@ -27,8 +30,8 @@ impl<S: Store + 'static> Limiter<S> {
     /// Nothing that goes wrong in here is the caller's fault, so nothing of it is: when the store has an error that no limit
     /// has an answer for, and also when limiter code panics, the request passes and is counted.
     pub async fn admit(&self, facts: &Facts<'_>) -> Result<Permit<S>, Refusal> {
-        self.shared.counts.asked.add();
-        let mut decided = pin!(self.shared.decide(facts));
+        let number = self.shared.counts.asked.next();
+        let mut decided = pin!(self.shared.measure(facts, number));
         let caught =
             poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| decided.as_mut().poll(context))) {
                 Ok(poll) => poll.map(Ok),
@@ -49,10 +52,19 @@ impl<S: Store + 'static> Limiter<S> {
 }
 
 impl<S: Store + 'static> Shared<S> {
-    async fn decide(self: &Arc<Self>, facts: &Facts<'_>) -> Result<Permit<S>, Refusal> {
+    /// Decides, and counts how long it took. Where nobody waits for a network, it is enough to look now and then.
+    async fn measure(self: &Arc<Self>, facts: &Facts<'_>, number: u64) -> Result<Permit<S>, Refusal> {
+        let begun = self.clock.now();
+        let decided = self.decide(facts, begun).await;
+        if self.store.is_shared() || number.is_multiple_of(MEASURED) {
+            self.admit_took.add(self.clock.now().since(begun));
+        }
+        decided
+    }
+
+    async fn decide(self: &Arc<Self>, facts: &Facts<'_>, now: Timestamp) -> Result<Permit<S>, Refusal> {
         // One policy for the whole decision, whatever is loaded meanwhile.
         let running = self.running.load_full();
-        let now = self.clock.now();
         let planned = match &*self.tokens.load() {
             Some(tokens) => running.policy.plan(facts, &***tokens, now),
             None => running.policy.plan(facts, &*running.vouching.0, now),
@@ -69,9 +81,13 @@ impl<S: Store + 'static> Shared<S> {
             }
             Listed::No => {}
         }
+        if planned.is_nobody {
+            self.counts.nobody.add();
+        }
         // A box in trouble spends nothing more on a request that it will drop.
         if let Some(retry_after) = self.sheds(&running, planned.class) {
             let refused = Refused { retry_after: Some(retry_after), ..shed(&running) };
+            running.count(planned.class, |counts| &counts.refused);
             return Err(Refusal::new(refused, running, now, self.draw()));
         }
         let mut held = Box::new(Held {
@@ -92,8 +108,10 @@ impl<S: Store + 'static> Shared<S> {
         });
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err(refused) = self.charge(&mut held).await {
+            held.running.count(held.class, |counts| &counts.refused);
             return Err(Refusal::new(refused, Arc::clone(&held.running), now, self.draw()));
         }
+        held.running.count(held.class, |counts| &counts.passed);
         // From here on it is given back, whatever happens.
         let mut permit = Permit::new(self, Some(held));
         let Some(held) = permit.held_mut() else { return Ok(permit) };
@@ -104,6 +122,7 @@ impl<S: Store + 'static> Shared<S> {
             let shared = Arc::clone(self);
             let watching = Watching {
                 running: Arc::clone(&held.running),
+                class: held.class,
                 lease: held.lease,
                 taken_at: held.taken_at,
                 at: held.at,
@@ -122,17 +141,17 @@ impl<S: Store + 'static> Shared<S> {
         if mode == Mode::Off {
             return None;
         }
-        limiter.counts.asked.add();
+        limiter.count(class, |counts| &counts.asked);
         if worker.shedder.admit(worker.class(class)).is_ok() {
             return None;
         }
         match mode {
             Mode::Enforce => {
-                limiter.counts.refused.add();
+                limiter.count(class, |counts| &counts.refused);
                 Some(worker.policy.every)
             }
             _ => {
-                limiter.counts.would_refuse.add();
+                limiter.count(class, |counts| &counts.would_refuse);
                 None
             }
         }
@@ -148,7 +167,7 @@ impl<S: Store + 'static> Shared<S> {
                 continue;
             }
             let Some(key) = held.keys.get(charged.key) else { continue };
-            limiter.counts.asked.add();
+            limiter.count(held.class, |counts| &counts.asked);
             for (rate, ruled) in limiter.rules.get(charged.choice).into_iter().flatten().enumerate() {
                 charges.push(charge(ruled.rule, key, charged, held.lease));
                 taken.push(Taken {
@@ -164,7 +183,7 @@ impl<S: Store + 'static> Shared<S> {
         if charges.is_empty() {
             return Ok(());
         }
-        let verdict = match self.store.charge(&charges, held.at).await {
+        let verdict = match self.ask_store(&charges, held.at).await {
             Ok(verdict) => verdict,
             Err(_) => {
                 self.counts.store_errors.add();
@@ -179,12 +198,22 @@ impl<S: Store + 'static> Shared<S> {
         for degraded in &verdict.degraded {
             let limiter = taken.get(degraded.index).and_then(|taken| held.charged.get(taken.charged));
             if let Some(limiter) = limiter.and_then(|charged| held.running.limiters.get(charged.limiter)) {
-                limiter.counts.degraded.add();
+                limiter.count(held.class, |counts| &counts.degraded);
             }
         }
         held.delay = verdict.outcomes.iter().map(|outcome| outcome.delay).max().unwrap_or_default();
         held.taken = taken;
         if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict)) }
+    }
+
+    async fn ask_store(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
+        if !self.store.is_shared() {
+            return self.store.charge(charges, at).await;
+        }
+        let begun = self.clock.now();
+        let answer = self.store.charge(charges, at).await;
+        self.store_took.add(self.clock.now().since(begun));
+        answer
     }
 
     /// Has leases renewed for as long as the request lasts.
@@ -236,7 +265,7 @@ impl<S: Store + 'static> Shared<S> {
             let charges: SmallVec<[Charge<'_>; 2]> =
                 rules.iter().map(|ruled| charge(ruled.rule, key, charged, of.lease)).collect();
             if !watched.is_candidate {
-                limiter.counts.asked.add();
+                limiter.count(of.class, |counts| &counts.asked);
             }
             let Ok(verdict) = self.store.charge(&charges, of.at).await else { continue };
             match (verdict.allowed, watched.is_candidate) {
@@ -256,8 +285,8 @@ impl<S: Store + 'static> Shared<S> {
                         }
                     }
                 }
-                (false, true) => limiter.counts.candidate_refused.add(),
-                (false, false) => limiter.counts.would_refuse.add(),
+                (false, true) => limiter.count(of.class, |counts| &counts.candidate_refused),
+                (false, false) => limiter.count(of.class, |counts| &counts.would_refuse),
             }
         }
     }
@@ -266,6 +295,7 @@ impl<S: Store + 'static> Shared<S> {
 /// What is needed to decide in the dark, after the request has gone on.
 struct Watching {
     running: Arc<Running>,
+    class: usize,
     lease: LeaseId,
     taken_at: Timestamp,
     at: Option<Timestamp>,
@@ -324,13 +354,17 @@ fn refused(held: &Held, verdict: &Verdict) -> Refused {
         verdict.degraded.iter().any(|degraded| degraded.index == index && degraded.by == OnFailure::Closed)
     };
     let mut exceeded = Vec::new();
+    // Of several rates of one limiter more than one may be exceeded. The request is refused once.
+    let mut counted = None;
     for (index, taken) in held.taken.iter().enumerate().filter(|(_, taken)| !taken.outcome.allowed) {
         let Some(charged) = held.charged.get(taken.charged) else { continue };
         let (Some(limiter), Some(ruled)) = (held.running.limiters.get(charged.limiter), held.ruled(taken))
         else {
             continue;
         };
-        limiter.counts.refused.add();
+        if counted.replace(taken.charged) != Some(taken.charged) {
+            limiter.count(held.class, |counts| &counts.refused);
+        }
         let reason = if closed(index) { Reason::StoreAway } else { limiter.reason };
         let mut standing = standing(ruled, &taken.outcome);
         if ruled.held.is_some() {

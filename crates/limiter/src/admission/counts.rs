@@ -4,6 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::Timestamp;
+use tollgate_core::concurrency::InProgress;
+use tollgate_core::decision::Reason;
+use tollgate_core::policy::Mode;
+
+use super::timings::Timings;
 
 macro_rules! counted {
     ($(#[$about:meta])* $public:ident, $private:ident { $($(#[$doc:meta])* $name:ident,)+ }) => {
@@ -26,6 +31,13 @@ macro_rules! counted {
                 $public { $($name: self.$name.0.load(Ordering::Relaxed),)+ }
             }
         }
+
+        impl $public {
+            #[allow(dead_code, reason = "not all are added up")]
+            pub(super) fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)+
+            }
+        }
     };
 }
 
@@ -34,7 +46,12 @@ pub(super) struct Count(AtomicU64);
 
 impl Count {
     pub(super) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.next();
+    }
+
+    /// Counts one more, and tells how many there were before.
+    pub(super) fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
     }
 }
 
@@ -55,6 +72,17 @@ counted! {
 }
 
 counted! {
+    /// What became of the requests of one class. Numbers only grow, also over reloads. Those that are on a list, and those
+    /// that passed because limiter code panicked, are of no class.
+    ClassStats, ClassCounts {
+        /// Requests that passed.
+        passed,
+        /// Requests that were refused, by whichever limiter.
+        refused,
+    }
+}
+
+counted! {
     /// What became of all requests. Numbers only grow.
     Totals, TotalCounts {
         /// Requests that were asked about.
@@ -71,6 +99,10 @@ counted! {
         panics,
         /// Leases that had expired when they were to be renewed: their requests went on uncounted.
         leases_lost,
+        /// Those whose caller was not known: nothing was there of all that `identify.caller` names, and no address. Limits
+        /// per caller have one bucket for all of them together. If this grows, the door is not told who is at the other end
+        /// of its connections, or a header is missing that callers should send.
+        nobody,
     }
 }
 
@@ -83,9 +115,62 @@ pub struct LimiterReport {
     /// Requests in progress.
     pub in_flight: u64,
     /// Each limiter of the present policy.
-    pub limiters: Vec<(Arc<str>, LimiterStats)>,
+    pub limiters: Vec<LimiterStanding>,
+    /// Each class of the present policy, in its order.
+    pub classes: Vec<(Arc<str>, ClassStats)>,
+    /// The shedder of this process, if the policy has one.
+    pub worker: Option<WorkerStanding>,
+    /// How long `admit` took, by the limiter's clock; that of the system is exact to a few microseconds. Where the store is
+    /// not shared, only one of sixteen requests is measured: then these are a sixteenth of all.
+    pub admit_took: Timings,
+    /// How long a shared store took to answer, well or not, while a request waited for it. Empty where the store is not
+    /// shared.
+    pub store_took: Timings,
     /// How the policy came to be at work.
     pub reloads: ReloadReport,
+}
+
+/// One limiter of a policy, and what it has decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LimiterStanding {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its mode at this moment.
+    pub mode: Mode,
+    /// Which of the four it is, as the reason that its refusals give.
+    pub kind: Reason,
+    /// What it has decided, also of classes that the policy has no more.
+    pub stats: LimiterStats,
+    /// The same by class, in the order of the policy.
+    pub by_class: Vec<(Arc<str>, LimiterStats)>,
+}
+
+/// How a worker's shedder stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerStanding {
+    /// The limiter's name.
+    pub name: Arc<str>,
+    /// The last sample of utilization, in millionths. None: there was none yet, or it could not be known.
+    pub utilization_ppm: Option<u64>,
+    /// The share of each class that is shed at this moment, in millionths, in the order of the policy. While the limiter is
+    /// dark, the share that would be.
+    pub shed_ppm: Vec<(Arc<str>, u64)>,
+}
+
+/// How many places of a fleet are in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FleetUse {
+    /// The limiter's name.
+    pub name: Arc<str>,
+    /// Places of the whole fleet.
+    pub capacity: u64,
+    /// Those that requests which are not critical may use.
+    pub allocation: u64,
+    /// Those that are in use.
+    pub used: InProgress,
 }
 
 /// Policies that were put to work after the start, and those that could not be.

@@ -7,6 +7,7 @@ mod leases;
 mod permit;
 mod refusal;
 mod running;
+mod timings;
 #[cfg(feature = "jwt")]
 mod tokens;
 #[cfg(feature = "watch")]
@@ -25,22 +26,27 @@ use foldhash::quality::RandomState;
 use std::hash::BuildHasher;
 use tollgate_core::Timestamp;
 use tollgate_core::concurrency::LeaseId;
-use tollgate_core::limit::Op;
+use tollgate_core::key::{KeyRef, Kind};
+use tollgate_core::limit::{Limit, Op};
 use tollgate_core::policy::{Facts, Mistakes, Mode, Policy, Tokens};
-use tollgate_core::store::{Charge, Store};
+use tollgate_core::store::{Charge, Store, StoreError};
 
 use self::counts::TotalCounts;
 use self::file::{Reloads, Tried};
 use self::leases::Leases;
 use self::running::{Lasting, Running, Vouching};
+use self::timings::TimingCounts;
 use crate::clock::{AnyClock, Clock};
 use crate::memory::MemoryStore;
 
-pub use counts::{LimiterReport, LimiterStats, ReloadReport, Totals};
+pub use counts::{
+    ClassStats, FleetUse, LimiterReport, LimiterStanding, LimiterStats, ReloadReport, Totals, WorkerStanding,
+};
 pub use file::PolicyFile;
 pub use permit::{Decision, Permit};
 pub use refusal::Refusal;
 pub use running::PolicyError;
+pub use timings::Timings;
 #[cfg(feature = "jwt")]
 pub use tokens::JwtTokens;
 #[cfg(feature = "watch")]
@@ -81,6 +87,8 @@ struct Shared<S> {
     reloads: Reloads,
     clock: AnyClock,
     counts: TotalCounts,
+    admit_took: TimingCounts,
+    store_took: TimingCounts,
     in_flight: AtomicU64,
     leases: Leases,
     /// For ids of leases and for draws.
@@ -296,6 +304,8 @@ impl<S: Store + 'static> LimiterBuilder<S> {
             reloads: Reloads::new(self.tried, self.clock.now()),
             clock: self.clock,
             counts: TotalCounts::default(),
+            admit_took: TimingCounts::default(),
+            store_took: TimingCounts::default(),
             in_flight: AtomicU64::new(0),
             leases: Leases::default(),
             process: random.hash_one(std::process::id()),
@@ -387,10 +397,47 @@ impl<S: Store + 'static> Limiter<S> {
             limiters: running
                 .limiters
                 .iter()
-                .map(|limiter| (Arc::clone(&limiter.name), limiter.counts.read()))
+                .map(|limiter| running.standing(limiter, &self.shared.lasting))
                 .collect(),
+            classes: running.classes.iter().map(|(name, counts)| (Arc::clone(name), counts.read())).collect(),
+            worker: running.worker_standing(),
+            admit_took: self.shared.admit_took.read(),
+            store_took: self.shared.store_took.read(),
             reloads: self.shared.reloads.report(),
         }
+    }
+
+    /// How many places of each fleet are in use, as the store knows it: in a shared one, by all who share it. A fleet that has
+    /// several buckets (`per`) is left out, since nobody knows them all.
+    ///
+    /// ```
+    /// use tollgate::{Facts, Limiter};
+    ///
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let limiter = Limiter::from_policy("limiters: { fleet-usage: { fleet: 100, reserve: 20%, for: [other] } }")?;
+    /// let _permit = limiter.admit(&Facts::default()).await.unwrap();
+    /// let fleets = limiter.fleet_use().await.unwrap();
+    /// assert_eq!((fleets[0].capacity, fleets[0].allocation), (100, 80));
+    /// assert_eq!((fleets[0].used.critical, fleets[0].used.other), (1, 0));
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn fleet_use(&self) -> Result<Vec<FleetUse>, StoreError> {
+        let running = self.shared.running.load_full();
+        let at = self.shared.at(self.shared.clock.now());
+        let mut fleets = Vec::new();
+        for (limiter, known) in running.limiters.iter().zip(running.policy.limiters()) {
+            let rule = limiter.rules.first().and_then(|rules| rules.first());
+            let limit = known.choices.first().and_then(|limits| limits.first());
+            if let (Some(ruled), Some(Limit::Fleet(fleet)), true) = (rule, limit, known.is_global()) {
+                let key = KeyRef { kind: Kind::Bytes, bytes: &[] };
+                let used = self.shared.store.in_progress(ruled.rule, key, at).await?;
+                let name = Arc::clone(&limiter.name);
+                let (capacity, allocation) = (fleet.capacity(), fleet.allocation());
+                fleets.push(FleetUse { name, capacity, allocation, used });
+            }
+        }
+        Ok(fleets)
     }
 
     /// Where states are kept.

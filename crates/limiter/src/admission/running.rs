@@ -12,9 +12,10 @@ use thiserror::Error;
 use tollgate_core::decision::{Reason, Unit};
 use tollgate_core::policy::{self, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy};
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
+use tollgate_core::worker::PPM;
 use tollgate_core::{Limit, LimitError, Nanos};
 
-use super::counts::LimiterCounts;
+use super::counts::{ClassCounts, Count, LimiterCounts, LimiterStanding, LimiterStats, WorkerStanding};
 use crate::clock::AnyClock;
 use crate::utilization::Gauge;
 use crate::worker::{Class, WorkerShedder};
@@ -61,6 +62,8 @@ pub(super) struct Running {
     pub(super) policy: Policy,
     pub(super) limiters: Vec<RunningLimiter>,
     pub(super) worker: Option<Arc<RunningWorker>>,
+    /// By the place of the class.
+    pub(super) classes: Vec<(Arc<str>, Arc<ClassCounts>)>,
     pub(super) all: Arc<Switch>,
     /// Who vouches for tokens by the policy's own keys.
     pub(super) vouching: Vouching,
@@ -100,7 +103,8 @@ pub(super) struct RunningLimiter {
     pub(super) name: Arc<str>,
     pub(super) reason: Reason,
     pub(super) switch: Arc<Switch>,
-    pub(super) counts: Arc<LimiterCounts>,
+    /// By the place of the class.
+    counts: Vec<Arc<LimiterCounts>>,
     /// Limits by choice. Several are charged together.
     pub(super) rules: Vec<SmallVec<[Ruled; 1]>>,
     pub(super) candidate: SmallVec<[Ruled; 1]>,
@@ -171,14 +175,19 @@ impl Switch {
     }
 }
 
-/// What outlives a policy: switches and counts, by the names of limiters.
+/// What outlives a policy: switches and counts, by the names of limiters and classes.
 #[derive(Debug, Default)]
 pub(super) struct Lasting {
     pub(super) all: Arc<Switch>,
-    by_name: Mutex<HashMap<Arc<str>, LastingLimiter>>,
+    limiters: Mutex<HashMap<Arc<str>, LastingLimiter>>,
+    classes: Mutex<HashMap<Arc<str>, Arc<ClassCounts>>>,
 }
 
-type LastingLimiter = (Arc<Switch>, Arc<LimiterCounts>);
+#[derive(Debug, Default)]
+struct LastingLimiter {
+    switch: Arc<Switch>,
+    by_class: HashMap<Arc<str>, Arc<LimiterCounts>>,
+}
 
 impl Running {
     /// Puts a policy to work. Limits that the store knows already keep what was used of them.
@@ -192,13 +201,16 @@ impl Running {
     ) -> Result<Self, PolicyError> {
         let mut limiters = Vec::with_capacity(policy.limiters().len());
         let mut worker = None;
+        let classes: Vec<(Arc<str>, Arc<ClassCounts>)> =
+            policy.classes().map(|name| lasting.class(name)).collect();
         for (index, limiter) in policy.limiters().iter().enumerate() {
             if let Kind::Worker(of) = &limiter.kind {
                 worker = Some(started_worker(index, of, before, clock, &limiter.name)?);
             }
-            limiters.push(RunningLimiter::start(limiter, store, lasting)?);
+            let names = classes.iter().map(|(name, _)| name);
+            limiters.push(RunningLimiter::start(limiter, store, lasting, names)?);
         }
-        Ok(Self { limiters, worker, all: Arc::clone(&lasting.all), vouching, policy })
+        Ok(Self { limiters, worker, classes, all: Arc::clone(&lasting.all), vouching, policy })
     }
 
     /// The mode of a limiter at this moment.
@@ -209,6 +221,42 @@ impl Running {
     /// The mode than which none is stricter.
     pub(super) fn mode_of_all(&self) -> Mode {
         self.all.get().unwrap_or(self.policy.mode())
+    }
+
+    /// Counts a request of a class.
+    pub(super) fn count(&self, class: usize, which: impl Fn(&ClassCounts) -> &Count) {
+        if let Some((_, counts)) = self.classes.get(class) {
+            which(counts).add();
+        }
+    }
+
+    /// What a limiter has decided.
+    pub(super) fn standing(&self, limiter: &RunningLimiter, lasting: &Lasting) -> LimiterStanding {
+        let names = self.classes.iter().map(|(name, _)| Arc::clone(name));
+        LimiterStanding {
+            name: Arc::clone(&limiter.name),
+            mode: self.mode(limiter),
+            kind: limiter.reason,
+            stats: lasting.stats(&limiter.name),
+            by_class: names.zip(&limiter.counts).map(|(name, counts)| (name, counts.read())).collect(),
+        }
+    }
+
+    /// How the shedder of this process stands.
+    pub(super) fn worker_standing(&self) -> Option<WorkerStanding> {
+        let worker = self.worker.as_ref()?;
+        let limiter = self.limiters.get(worker.index)?;
+        let shed = |class: usize| {
+            let share = worker.shedder.drop_probability(worker.class(class));
+            let ppm = (i128::from(share.num) * i128::from(PPM)).checked_div(i128::from(share.den));
+            ppm.and_then(|ppm| u64::try_from(ppm).ok()).unwrap_or(0)
+        };
+        let classes = self.classes.iter().enumerate();
+        Some(WorkerStanding {
+            name: Arc::clone(&limiter.name),
+            utilization_ppm: worker.gauge.latest(),
+            shed_ppm: classes.map(|(class, (name, _))| (Arc::clone(name), shed(class))).collect(),
+        })
     }
 }
 
@@ -246,8 +294,13 @@ fn started_worker(
 }
 
 impl RunningLimiter {
-    fn start<S: Store>(limiter: &policy::Limiter, store: &S, lasting: &Lasting) -> Result<Self, PolicyError> {
-        let (switch, counts) = lasting.of(&limiter.name);
+    fn start<'c, S: Store>(
+        limiter: &policy::Limiter,
+        store: &S,
+        lasting: &Lasting,
+        classes: impl Iterator<Item = &'c Arc<str>>,
+    ) -> Result<Self, PolicyError> {
+        let counts = classes.map(|class| lasting.counts(&limiter.name, class)).collect();
         let define = |family: &str, limits: &[Limit]| {
             let ruled = limits.iter().enumerate().map(|(number, limit)| {
                 let name = if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
@@ -267,12 +320,19 @@ impl RunningLimiter {
                 Kind::Worker(_) => Reason::Worker,
                 _ => Reason::Rate,
             },
-            switch,
+            switch: lasting.switch(&limiter.name),
             counts,
             rules: rules.collect::<Result<_, _>>()?,
             candidate: define(&format!("{} candidate", limiter.name), candidate)?,
             mode: limiter.mode,
         })
+    }
+
+    /// Counts something that it has decided of a request of a class.
+    pub(super) fn count(&self, class: usize, which: impl Fn(&LimiterCounts) -> &Count) {
+        if let Some(counts) = self.counts.get(class) {
+            which(counts).add();
+        }
     }
 }
 
@@ -307,12 +367,29 @@ fn ruled<S: Store>(
 }
 
 impl Lasting {
-    fn of(&self, name: &Arc<str>) -> LastingLimiter {
-        self.by_name.lock().entry(Arc::clone(name)).or_default().clone()
-    }
-
     /// The switch of a limiter, whether or not the present policy has it.
     pub(super) fn switch(&self, name: &str) -> Arc<Switch> {
-        self.of(&Arc::from(name)).0
+        Arc::clone(&self.limiters.lock().entry(Arc::from(name)).or_default().switch)
+    }
+
+    fn counts(&self, limiter: &Arc<str>, class: &Arc<str>) -> Arc<LimiterCounts> {
+        let mut limiters = self.limiters.lock();
+        let by_class = &mut limiters.entry(Arc::clone(limiter)).or_default().by_class;
+        Arc::clone(by_class.entry(Arc::clone(class)).or_default())
+    }
+
+    fn class(&self, name: &str) -> (Arc<str>, Arc<ClassCounts>) {
+        let name: Arc<str> = Arc::from(name);
+        let counts = Arc::clone(self.classes.lock().entry(Arc::clone(&name)).or_default());
+        (name, counts)
+    }
+
+    /// What a limiter has decided, also of classes that are gone.
+    fn stats(&self, limiter: &Arc<str>) -> LimiterStats {
+        let mut stats = LimiterStats::default();
+        if let Some(limiter) = self.limiters.lock().get(limiter) {
+            limiter.by_class.values().for_each(|counts| stats.add(&counts.read()));
+        }
+        stats
     }
 }

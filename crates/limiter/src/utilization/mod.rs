@@ -31,6 +31,7 @@ mod report;
 mod text;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_core::worker::PPM;
@@ -59,7 +60,11 @@ pub struct Gauge {
     latencies: Latencies,
     report: Report,
     last: Mutex<Last>,
+    latest: AtomicU64,
 }
+
+/// No sample, or one that could not be known.
+const UNKNOWN: u64 = u64::MAX;
 
 /// What the last sample saw, where a sample is the difference to the one before.
 #[derive(Debug, Default)]
@@ -95,7 +100,7 @@ impl Gauge {
 
     fn of(source: Source, files: Files) -> Self {
         let (latencies, report, last) = Default::default();
-        Self { source, files, latencies, report, last }
+        Self { source, files, latencies, report, last, latest: AtomicU64::new(UNKNOWN) }
     }
 
     /// Where the utilization comes from.
@@ -172,6 +177,25 @@ impl Gauge {
     /// ```
     pub fn sample(&self, in_flight: u64, now: Timestamp) -> Option<u64> {
         let mut last = self.last.lock();
+        let sample = self.measure(&mut last, in_flight, now);
+        self.latest.store(sample.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        sample
+    }
+
+    /// What the last sample was: none if there was none yet, or if it could not be known.
+    ///
+    /// ```
+    /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};
+    /// let gauge = Gauge::new(Source::InFlight { workers: 200 });
+    /// assert_eq!(gauge.latest(), None);
+    /// gauge.sample(1, Timestamp::ZERO);
+    /// assert_eq!(gauge.latest(), Some(5_000));
+    /// ```
+    pub fn latest(&self) -> Option<u64> {
+        Some(self.latest.load(Ordering::Relaxed)).filter(|ppm| *ppm != UNKNOWN)
+    }
+
+    fn measure(&self, last: &mut Last, in_flight: u64, now: Timestamp) -> Option<u64> {
         match self.source {
             Source::InFlight { workers } => ppm(in_flight.into(), workers.into()),
             Source::Cpu => {
