@@ -2,12 +2,23 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`run`] | opens the doors and closes them well: `tollgate run` |
+//! | `gateway` | the reverse proxy |
+//! | `admin` | health, metrics, switches |
+//! | [`operate`] | `tollgate status`, `tollgate switch` |
 //! | [`check`] | validates a policy file: `tollgate check` |
 //! | [`conformance`] | replays test-vector files through a store: `tollgate conformance` |
-//! | [`demo`] | the four limiters at work in a terminal: `tollgate run` |
 //! | [`mod@block_on`] | waits for a store's answer where there is no runtime |
 
+mod access_log;
+mod admin;
 pub mod block_on;
 pub mod check;
 pub mod conformance;
-pub mod demo;
+mod demo_api;
+mod gateway;
+pub mod operate;
+pub mod run;
+pub mod settings;
+mod store;
+mod upstreams_watch;

@@ -5,27 +5,56 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use tokio::time::timeout;
 use tollgate::MemoryStore;
 use tollgate_daemon::block_on::block_on;
 use tollgate_daemon::conformance::{self, Target};
-use tollgate_daemon::{check, demo};
+use tollgate_daemon::operate::{self, Instance};
+use tollgate_daemon::settings::RunArguments;
+use tollgate_daemon::{check, run};
 use tollgate_redis::RedisStore;
+
+/// Many small allocations, from many threads: requests and answers.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Keeps an API up: limits rates and concurrency, and sheds load when there is too much of it.
 #[derive(Parser)]
 #[command(name = "tollgate", version)]
 struct Arguments {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Shows the four limiters at work (the default)
-    Run,
+    /// Opens the doors (the default): a gateway in front of your API, or of a demonstration if there is neither a policy nor
+    /// an upstream
+    Run(RunArguments),
+    /// Shows how a running instance stands
+    Status {
+        #[command(flatten)]
+        instance: Instance,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Sets the mode of a limiter of a running instance, until it ends or until it is set to `policy`
+    #[command(
+        override_usage = "tollgate switch LIMITER enforce|dark|off|policy\n       tollgate switch --all enforce|dark|off|policy"
+    )]
+    Switch {
+        /// The limiter, and the mode: what becomes of what it decides; `policy` is what the policy says
+        #[arg(required = true, num_args = 1..=2, value_names = ["LIMITER", "MODE"])]
+        words: Vec<String>,
+        /// All limiters: none is stricter than this
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        instance: Instance,
+    },
     /// Validates a policy file: lists every mistake with its place and what would be right; exits with 1 if there are
     /// errors, with 2 if the file cannot be read
     Check {
@@ -53,7 +82,7 @@ const FAILED: u8 = 1;
 const CANNOT: u8 = 2;
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command.unwrap_or(Command::Run)) {
+    match execute(arguments()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => FAILED.into(),
         // Whoever reads has seen enough.
@@ -65,9 +94,58 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<bool> {
+/// The command; `run` is that of those who give none, also if they give its flags.
+fn arguments() -> Command {
+    let mut words: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    let is_flag_of_run = words
+        .get(1)
+        .and_then(|word| word.to_str())
+        .is_some_and(|word| word.starts_with("--") && !matches!(word, "--help" | "--version"));
+    if is_flag_of_run || words.len() == 1 {
+        words.insert(1, "run".into());
+    }
+    Arguments::parse_from(words).command
+}
+
+/// Waits for an answer of a running instance.
+fn ask<T>(asked: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(asked)
+}
+
+fn execute(command: Command) -> anyhow::Result<bool> {
     match command {
-        Command::Run => demo::run().map(|()| true),
+        Command::Run(arguments) => run::run(&arguments).map(|()| true),
+        Command::Status { instance, json } => {
+            let status = ask(instance.status())?;
+            let out = &mut io::stdout().lock();
+            if json {
+                writeln!(out, "{status:#}")?;
+            } else {
+                operate::lines(&status).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+            }
+            Ok(true)
+        }
+        Command::Switch { words, all, instance } => {
+            const MODES: [&str; 4] = ["enforce", "dark", "off", "policy"];
+            let (limiter, mode) = match (words.as_slice(), all) {
+                ([mode], true) => (None, mode.as_str()),
+                ([limiter, mode], false) => (Some(limiter.as_str()), mode.as_str()),
+                ([_], false) => {
+                    bail!("which limiter, and which mode? tollgate switch LIMITER enforce|dark|off|policy")
+                }
+                _ => bail!("--all is for all of them: tollgate switch --all enforce|dark|off|policy"),
+            };
+            if !MODES.contains(&mode) {
+                bail!(
+                    "{mode:?} is no mode: there are enforce, dark, off, and policy for what the policy says"
+                );
+            }
+            ask(instance.switch(limiter, mode))?;
+            let whom = limiter.unwrap_or("all limiters");
+            let what = if mode == "policy" { "as the policy says" } else { mode };
+            writeln!(io::stdout(), "{whom}: {what}")?;
+            Ok(true)
+        }
         Command::Check { file, .. } => {
             let (out, err) = (&mut io::stdout().lock(), &mut io::stderr().lock());
             match file {

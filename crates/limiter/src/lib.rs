@@ -120,8 +120,8 @@ pub use admission::JwtTokens;
 pub use admission::Watcher;
 #[cfg(feature = "policy")]
 pub use admission::{
-    ClassStats, Decision, FleetUse, Limiter, LimiterBuilder, LimiterReport, LimiterStanding, LimiterStats,
-    Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Timings, Totals, WorkerStanding,
+    ClassStats, Companion, Decision, FleetUse, Limiter, LimiterBuilder, LimiterReport, LimiterStanding,
+    LimiterStats, Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Timings, Totals, WorkerStanding,
 };
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};

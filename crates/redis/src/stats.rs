@@ -25,6 +25,13 @@ macro_rules! stats {
             $($(#[$doc])* pub $name: u64,)+
         }
 
+        impl RedisStats {
+            /// All numbers by their names, for metrics.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)+].into_iter()
+            }
+        }
+
         #[derive(Debug, Default)]
         pub(crate) struct Counts {
             $(pub(crate) $name: Count,)+

@@ -10,11 +10,13 @@
 
 pub mod cases;
 mod cluster;
+pub mod http;
 mod port;
 mod proxy;
 mod redis;
 mod sentinel;
 mod tls;
+mod tollgate;
 
 pub use cluster::{Cluster, Move};
 pub use port::free_port;
@@ -22,3 +24,4 @@ pub use proxy::Proxy;
 pub use redis::{Flavour, RedisServer};
 pub use sentinel::Sentinel;
 pub use tls::TlsServer;
+pub use tollgate::Tollgate;

@@ -243,7 +243,7 @@ pub(crate) static WORKERS: &[Field] = &[
     ),
 ];
 
-pub(crate) static WORKER_SOURCES: &[&str] = &["cpu", "cgroup", "pressure", "reported"];
+pub(crate) static WORKER_SOURCES: &[&str] = &["cpu", "cgroup", "pressure", "upstreams", "reported"];
 
 pub(crate) static WORKER_SOURCE: &[Field] = &[
     field("in_flight", "Requests in progress, against so many that this process can work on at once.", Whole),
@@ -344,7 +344,7 @@ pub(crate) static UPSTREAM: &[Field] = &[
         "The path that is asked for to find out whether a server is well.",
         Either(&[Text, Map(HEALTH)]),
     ),
-    field("workers", "How many requests each server can work on at once.", Whole),
+    field("workers", "How many requests each server can work on at once, for `source: upstreams`.", Whole),
 ];
 
 pub(crate) static HEALTH: &[Field] = &[

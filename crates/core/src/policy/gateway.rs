@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::condition::Condition;
 use super::plan::Request;
-use super::{Facts, Policy};
+use super::{Facts, Kind, Policy, StoreChoice};
 use crate::time::Nanos;
 
 /// Settings of the gateway. Where a policy says nothing, they are as by default.
@@ -54,6 +54,13 @@ pub struct Upstream {
     /// How many requests each of its servers can work on at once, if that is what utilization is measured by.
     pub workers: Option<u64>,
     pub(super) matches: Vec<Condition>,
+}
+
+impl Upstream {
+    /// Servers for all requests.
+    pub fn of(name: &str, servers: Vec<Server>) -> Self {
+        Self { name: Arc::from(name), servers, ..Self::default() }
+    }
 }
 
 /// A server that requests are passed on to.
@@ -140,6 +147,27 @@ impl Default for Sizes {
 }
 
 impl Policy {
+    /// The same, but for whom requests are passed on to that are for nobody else.
+    #[must_use]
+    pub fn with_upstream(mut self, upstream: Upstream) -> Self {
+        self.gateway.upstreams.retain(|other| !other.matches.is_empty());
+        self.gateway.upstreams.push(upstream);
+        self
+    }
+
+    /// The same, but for where states are kept.
+    #[must_use]
+    pub fn with_store(mut self, store: StoreChoice) -> Self {
+        self.store = store;
+        self
+    }
+
+    /// Whether utilization is that of the servers behind the gateway.
+    pub fn watches_upstreams(&self) -> bool {
+        let watches = |limiter: &super::Limiter| matches!(&limiter.kind, Kind::Worker(worker) if worker.watches_upstreams);
+        self.limiters.iter().any(watches)
+    }
+
     /// Whom a request is passed on to, by its place among the gateway's upstreams.
     pub fn upstream_of(&self, facts: &Facts<'_>) -> Option<usize> {
         let upstreams = &self.gateway.upstreams;

@@ -49,6 +49,7 @@ use self::condition::Condition;
 use self::identify::{Identify, Named};
 use self::table::PlanTable;
 use crate::answer::AnswerStyle;
+use crate::decision::Reason;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
 use crate::store::OnFailure;
@@ -244,6 +245,18 @@ pub enum Kind {
     Worker(WorkerPolicy),
 }
 
+impl Kind {
+    /// Why it refuses.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Rate => Reason::Rate,
+            Self::Concurrency => Reason::Concurrency,
+            Self::Fleet { .. } => Reason::Fleet,
+            Self::Worker(_) => Reason::Worker,
+        }
+    }
+}
+
 /// How a worker in trouble sheds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerPolicy {
@@ -253,6 +266,8 @@ pub struct WorkerPolicy {
     pub source: Source,
     /// The header of the protected service's answers that tells its utilization, if one does.
     pub reported_in: Option<String>,
+    /// Whether the gateway reports how busy the servers behind it are.
+    pub watches_upstreams: bool,
     /// How often a sample is taken.
     pub every: Nanos,
     /// When each class is shed, by its place among [`Policy::classes`]: 0 goes first, none never.

@@ -54,6 +54,12 @@ impl PolicyFile {
         &self.policy
     }
 
+    /// The same file with another policy, such as one that the command line has changed.
+    #[must_use]
+    pub fn with_policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
+    }
+
     /// What is unwise about it.
     pub fn warnings(&self) -> &Mistakes {
         &self.warnings
@@ -208,7 +214,16 @@ impl<S: Store + 'static> Shared<S> {
         let before = self.running.load_full();
         let running =
             Running::start(policy, vouching, &self.store, &self.lasting, Some(&before), &self.clock)?;
+        // Whoever works by the same policy has to be able to.
+        let companion = self.companion.lock().clone();
+        let follows = match &companion {
+            Some(companion) => {
+                companion.prepare(&running.policy, folder(tried)).map_err(PolicyError::Companion)?
+            }
+            None => Box::new(|| ()),
+        };
         self.running.store(Arc::new(running));
+        follows();
         Ok(())
     }
 

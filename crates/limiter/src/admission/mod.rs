@@ -23,6 +23,7 @@ use std::task::{Context, Poll, Waker};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::quality::RandomState;
+use parking_lot::Mutex;
 use std::hash::BuildHasher;
 use tollgate_core::Timestamp;
 use tollgate_core::concurrency::LeaseId;
@@ -85,6 +86,7 @@ struct Shared<S> {
     tokens: ArcSwapOption<Box<dyn Tokens>>,
     lasting: Lasting,
     reloads: Reloads,
+    companion: Mutex<Option<Arc<dyn Companion>>>,
     clock: AnyClock,
     counts: TotalCounts,
     admit_took: TimingCounts,
@@ -143,6 +145,14 @@ impl<S: Store + 'static> Shared<S> {
             }
         }
     }
+}
+
+/// What works by the same policy as a limiter, such as a gateway that reads there whom requests are passed on to. It has to
+/// agree to a policy before that is put to work, and follows when it is.
+pub trait Companion: Send + Sync {
+    /// Gets ready for a policy, whose files are in this folder, and says how to follow it. An error says why that cannot be:
+    /// then the policy is not put to work.
+    fn prepare(&self, policy: &Policy, folder: &Path) -> Result<Box<dyn FnOnce() + Send>, String>;
 }
 
 /// Builds a [`Limiter`].
@@ -302,6 +312,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
             tokens: ArcSwapOption::from_pointee(self.tokens),
             lasting,
             reloads: Reloads::new(self.tried, self.clock.now()),
+            companion: Mutex::new(None),
             clock: self.clock,
             counts: TotalCounts::default(),
             admit_took: TimingCounts::default(),
@@ -348,6 +359,11 @@ impl<S: Store + 'static> Limiter<S> {
         }))
     }
 
+    /// Has another work by the same policies from the next one on.
+    pub fn set_companion(&self, companion: impl Companion + 'static) {
+        *self.shared.companion.lock() = Some(Arc::new(companion));
+    }
+
     /// Has somebody else vouch for tokens.
     pub fn set_tokens(&self, tokens: impl Tokens + 'static) {
         self.shared.tokens.store(Some(Arc::new(Box::new(tokens))));
@@ -366,6 +382,11 @@ impl<S: Store + 'static> Limiter<S> {
     /// Sets the mode of everything by hand: no limiter is stricter.
     pub fn switch_all(&self, mode: Option<Mode>) {
         self.shared.lasting.all.set(mode);
+    }
+
+    /// The mode than which no limiter is stricter at this moment.
+    pub fn mode_of_all(&self) -> Mode {
+        self.shared.running.load().mode_of_all()
     }
 
     /// Modes as they are at this moment.

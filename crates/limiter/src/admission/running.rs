@@ -46,6 +46,9 @@ pub enum PolicyError {
     /// The keys for tokens are of no use.
     #[error("tokens cannot be verified: {0}")]
     Tokens(String),
+    /// Whoever works by the same policy cannot: see [`Companion`](crate::Companion).
+    #[error("{0}")]
+    Companion(String),
     /// Nobody can look after the file.
     #[error("{path} cannot be watched: {error}")]
     Unwatched {
@@ -314,12 +317,7 @@ impl RunningLimiter {
         let candidate = limiter.candidate.as_deref().unwrap_or_default();
         Ok(Self {
             name: Arc::clone(&limiter.name),
-            reason: match limiter.kind {
-                Kind::Concurrency => Reason::Concurrency,
-                Kind::Fleet { .. } => Reason::Fleet,
-                Kind::Worker(_) => Reason::Worker,
-                _ => Reason::Rate,
-            },
+            reason: limiter.kind.reason(),
             switch: lasting.switch(&limiter.name),
             counts,
             rules: rules.collect::<Result<_, _>>()?,

@@ -27,8 +27,9 @@ pub struct Hints {
     pub cost: Option<u64>,
 }
 
-/// Headers where `http` keeps them.
-pub(super) struct InMap<'m>(pub(super) &'m HeaderMap);
+/// Headers where `http` keeps them, for [`Facts`].
+#[derive(Clone, Copy, Debug)]
+pub struct InMap<'m>(pub &'m HeaderMap);
 
 impl Headers for InMap<'_> {
     fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {

@@ -30,6 +30,6 @@ mod layer;
 mod service;
 
 pub use body::LimitedBody;
-pub use facts::Hints;
+pub use facts::{Hints, InMap};
 pub use layer::TollgateLayer;
-pub use service::TollgateService;
+pub use service::{TollgateService, add_fields, refused};

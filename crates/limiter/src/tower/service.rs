@@ -62,7 +62,9 @@ where
             let headers = InMap(&parts.headers);
             let permit = match limiter.admit(&facts(&parts, &headers, &hints)).await {
                 Ok(permit) => permit,
-                Err(refusal) => return Ok(refused(&refusal, &parts.headers, parts.uri.path())),
+                Err(refusal) => {
+                    return Ok(refused(&refusal, &parts.headers, parts.uri.path()).map(LimitedBody::refused));
+                }
             };
             let delay = permit.delay();
             if !delay.is_zero() {
@@ -72,14 +74,15 @@ where
             request.extensions_mut().insert(permit.decision());
             let mut response = inner.call(request).await?;
             permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
-            add(response.headers_mut(), permit.headers());
+            add_fields(response.headers_mut(), permit.headers());
             Ok(response.map(|body| LimitedBody::passed(body, permit)))
         })
     }
 }
 
-/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider.
-fn add(headers: &mut HeaderMap, ours: HeaderList) {
+/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider. For doors of one's
+/// own; the layer does so itself.
+pub fn add_fields(headers: &mut HeaderMap, ours: HeaderList) {
     for (name, value) in ours {
         let Ok(value) = HeaderValue::from_str(&value) else { continue };
         let name = HeaderName::from_static(name);
@@ -90,15 +93,17 @@ fn add(headers: &mut HeaderMap, ours: HeaderList) {
     }
 }
 
-fn refused<R>(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<LimitedBody<R>> {
+/// The answer to a request that may not pass, over HTTP or gRPC as it was asked. For doors of one's own; the layer does so
+/// itself.
+pub fn refused(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<String> {
     let is_grpc = asked
         .get(header::CONTENT_TYPE)
         .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
     let accept = joined(asked, &header::ACCEPT);
     let answer = refusal.answer(accept.as_deref(), path);
-    let mut response = Response::new(LimitedBody::refused(if is_grpc { String::new() } else { answer.body }));
+    let mut response = Response::new(if is_grpc { String::new() } else { answer.body });
     let headers = response.headers_mut();
-    add(headers, answer.headers);
+    add_fields(headers, answer.headers);
     if is_grpc {
         // An answer without a message: its status stands where headers do.
         let (code, message) = refusal.grpc();

@@ -7,8 +7,9 @@ use super::super::gateway::{
     Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, parse_server,
 };
 use super::super::mistakes::Place;
-use super::super::{fields, quantity};
+use super::super::{Kind, fields, quantity};
 use super::conditions::Names;
+use super::limiters::Drafted;
 use super::reader::{Fields, Reader};
 use crate::time::Nanos;
 
@@ -30,6 +31,19 @@ impl Reader<'_> {
         gateway.log_only_refused = what == Some("refused");
         gateway.upstreams = self.upstreams(&fields);
         gateway
+    }
+
+    /// Utilization of upstreams is measured by their workers.
+    pub(super) fn check_watched(&mut self, drafts: &[Drafted], gateway: &Gateway) {
+        let watches = |draft: &&Drafted| matches!(&draft.limiter.kind, Kind::Worker(worker) if worker.watches_upstreams);
+        let is_known = gateway.upstreams.iter().any(|upstream| upstream.workers.is_some());
+        if let Some(draft) = drafts.iter().find(watches).filter(|_| !is_known) {
+            self.error_with(
+                draft.place,
+                "how busy the upstreams are cannot be told: of none it is known how much it can do at once",
+                "add `workers: 50` to an entry of `upstreams`",
+            );
+        }
     }
 
     /// Where a door listens.

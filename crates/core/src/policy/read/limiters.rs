@@ -674,7 +674,9 @@ impl Reader<'_> {
             Some(node) => self.source(node)?,
             None => (Source::Cpu, None),
         };
-        Some(WorkerPolicy { settings, source, reported_in, every, ranks })
+        let is_word = |node: &Node| matches!(&node.value, Value::Text(word) if word.trim() == "upstreams");
+        let watches_upstreams = fields.get("source").is_some_and(is_word);
+        Some(WorkerPolicy { settings, source, reported_in, watches_upstreams, every, ranks })
     }
 
     /// Where utilization is read, and the header that tells it, if one does.
@@ -684,7 +686,8 @@ impl Reader<'_> {
             let source = match self.word(node, "source of utilization", fields::WORKER_SOURCES)? {
                 "cgroup" => Source::Cgroup,
                 "pressure" => Source::Pressure,
-                "reported" => REPORTED,
+                // Those are reported by the gateway.
+                "reported" | "upstreams" => REPORTED,
                 _ => Source::Cpu,
             };
             return Some((source, None));

@@ -144,6 +144,7 @@ impl Reader<'_> {
             self.listen(fields.get("listen")?)
         });
         let timeout = gateway.timeouts.answer;
+        self.check_watched(&drafts, &gateway);
         let known = Known { store: &store, identify: &identify, address: &address, timeout };
         self.unwise(&top, &known, &read_classes, &drafts);
         let plan_list: Vec<Plan> = plan_names.iter().map(|name| Plan { name: Arc::from(*name) }).collect();

@@ -1,0 +1,204 @@
+//! The access log: a line of JSON for every request, written by a thread of its own. Nobody waits for it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use siphasher::sip::SipHasher24;
+use std::hash::Hasher;
+use tollgate::{Clock, SystemClock};
+
+/// Lines that may wait to be written.
+const WAITING: usize = 16_384;
+
+/// One request.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) method: String,
+    /// Without the query, which may hold secrets.
+    pub(crate) path: String,
+    pub(crate) client: Option<IpAddr>,
+    pub(crate) status: u16,
+    pub(crate) bytes: u64,
+    pub(crate) took: Duration,
+    /// Whether the answer came to its end.
+    pub(crate) is_whole: bool,
+    pub(crate) verdict: &'static str,
+    pub(crate) limiter: Option<String>,
+    pub(crate) class: Option<Arc<str>>,
+    pub(crate) plan: Option<Arc<str>>,
+    pub(crate) upstream: Option<Arc<str>>,
+    pub(crate) server: Option<String>,
+    pub(crate) degraded: bool,
+    pub(crate) error: Option<String>,
+}
+
+impl Entry {
+    /// Whether it is one of those that were not answered well.
+    fn is_bad(&self) -> bool {
+        self.limiter.is_some() || self.status >= 500 || self.error.is_some() || !self.is_whole
+    }
+
+    /// As a line. Clients are shown by a hash of their address: enough to tell them apart, and nobody's business.
+    fn line(&self, written_at: Duration, hash: &SipHasher24) -> String {
+        let text = |text: &str| Value::from(text);
+        let micros = u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX);
+        let client = self.client.map(|client| {
+            let mut hash = *hash;
+            match client.to_canonical() {
+                IpAddr::V4(address) => hash.write(&address.octets()),
+                IpAddr::V6(address) => hash.write(&address.octets()),
+            }
+            format!("{:012x}", hash.finish() >> 16)
+        });
+        let when = humantime::format_rfc3339_millis(std::time::UNIX_EPOCH + written_at);
+        let fields = [
+            ("time", Some(text(&when.to_string()))),
+            ("client", client.map(Value::from)),
+            ("method", Some(text(&self.method))),
+            ("path", Some(text(&self.path))),
+            ("status", Some(Value::from(self.status))),
+            ("bytes", Some(Value::from(self.bytes))),
+            ("ms", Some(Value::from(micros as f64 / 1000.0))),
+            ("verdict", Some(text(self.verdict)).filter(|_| !self.verdict.is_empty())),
+            ("limiter", self.limiter.as_deref().map(text)),
+            ("class", self.class.as_deref().map(text)),
+            ("plan", self.plan.as_deref().map(text)),
+            ("upstream", self.upstream.as_deref().map(text)),
+            ("server", self.server.as_deref().map(text)),
+            ("degraded", self.degraded.then(|| Value::from(true))),
+            ("broken_off", (!self.is_whole).then(|| Value::from(true))),
+            ("error", self.error.as_deref().map(text)),
+        ];
+        let fields = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Value::from(fields.collect::<Map<_, _>>()).to_string()
+    }
+}
+
+/// Where entries go.
+#[derive(Clone, Debug)]
+pub(crate) struct AccessLog {
+    entries: SyncSender<Line>,
+    only_bad: bool,
+    lost: Arc<std::sync::atomic::AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Line {
+    Of(Box<Entry>),
+    /// Everything before it is to be written, and then it is to be told.
+    Flush(SyncSender<()>),
+}
+
+impl AccessLog {
+    /// Writes to `stdout` or to a file, which is opened anew when somebody has moved it away.
+    pub(crate) fn open(to: &str, only_bad: bool) -> io::Result<Self> {
+        let output = Output::open(to)?;
+        let (entries, waiting) = sync_channel(WAITING);
+        std::thread::Builder::new().name("access-log".to_owned()).spawn(move || run(output, &waiting))?;
+        Ok(Self { entries, only_bad, lost: Arc::default() })
+    }
+
+    pub(crate) fn write(&self, entry: Box<Entry>) {
+        if self.only_bad && !entry.is_bad() {
+            return;
+        }
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            self.entries.try_send(Line::Of(entry))
+        {
+            self.lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    /// Lines that were lost, because nobody took them in time.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Waits until all is written, but not for long.
+    pub(crate) fn flush(&self) {
+        let (told, done) = sync_channel(1);
+        if self.entries.send(Line::Flush(told)).is_ok() {
+            let _ = done.recv_timeout(Duration::from_secs(2));
+        }
+    }
+}
+
+enum Output {
+    Stdout(io::Stdout),
+    File { path: String, file: BufWriter<File> },
+}
+
+impl Output {
+    fn open(to: &str) -> io::Result<Self> {
+        Ok(match to {
+            "stdout" => Self::Stdout(io::stdout()),
+            path => {
+                let file = BufWriter::new(OpenOptions::new().create(true).append(true).open(path)?);
+                Self::File { path: path.to_owned(), file }
+            }
+        })
+    }
+
+    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Stdout(out) => out.write_all(text),
+            Self::File { file, .. } => file.write_all(text),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout(out) => out.flush(),
+            Self::File { path, file } => {
+                file.flush()?;
+                // Whoever rotates logs moves the file away.
+                if !Path::new(path.as_str()).exists() {
+                    *file = BufWriter::new(OpenOptions::new().create(true).append(true).open(path.as_str())?);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn run(mut output: Output, waiting: &Receiver<Line>) {
+    let clock = SystemClock::default();
+    let hash = SipHasher24::new_with_key(&rand::random());
+    let mut is_flushed = true;
+    loop {
+        let line = match waiting.try_recv() {
+            Ok(line) => Ok(line),
+            Err(_) => {
+                // Nobody is waiting: now is the time to have it all where it belongs.
+                if !is_flushed {
+                    let _ = output.flush();
+                    is_flushed = true;
+                }
+                waiting.recv_timeout(Duration::from_secs(1))
+            }
+        };
+        match line {
+            Ok(Line::Of(entry)) => {
+                let mut text = entry.line(Duration::from_nanos(clock.now().as_nanos()), &hash);
+                text.push('\n');
+                // A disk that is full takes no lines, and nobody is refused for it.
+                let _ = output.write(text.as_bytes());
+                is_flushed = false;
+            }
+            Ok(Line::Flush(told)) => {
+                let _ = output.flush();
+                let _ = told.send(());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = output.flush();
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

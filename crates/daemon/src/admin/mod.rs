@@ -1,0 +1,185 @@
+//! The door of those who operate a Tollgate: is it well, what does it do, and who may change that.
+
+mod access;
+pub(crate) mod metrics;
+mod status;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::bail;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tollgate::{Limiter, Mode};
+
+use self::access::Access;
+pub use self::status::lines;
+use crate::gateway::Shared;
+use crate::settings::Door;
+use crate::store::AnyStore;
+
+/// What the door shows and changes.
+#[derive(Clone)]
+pub(crate) struct Admin {
+    limiter: Limiter<AnyStore>,
+    gateway: Arc<Shared>,
+    access: Arc<Access>,
+    readiness: Readiness,
+}
+
+/// Whether requests may be sent here.
+#[derive(Clone, Default)]
+pub(crate) struct Readiness(Arc<AtomicBool>);
+
+impl Readiness {
+    /// No more should come: the process is about to end.
+    pub(crate) fn end(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn is_ending(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Without a token it is for this machine alone.
+pub(crate) fn check(door: &Door, token: Option<&str>) -> anyhow::Result<()> {
+    if token.is_some_and(|token| token.trim().len() < 8) {
+        bail!(
+            "the admin token is too short to be one: it has 8 characters or more (openssl rand -hex 16 makes one)"
+        );
+    }
+    match door.address {
+        Some(address) if !address.ip().is_loopback() && token.is_none() => bail!(
+            "the admin door at {address} can be reached from elsewhere, and whoever reaches it can switch limiters off: set \
+             TOLLGATE_TOKEN (or --token), or listen on this machine with --admin 127.0.0.1:{}",
+            address.port()
+        ),
+        _ => Ok(()),
+    }
+}
+
+impl Admin {
+    pub(crate) fn new(limiter: Limiter<AnyStore>, gateway: Arc<Shared>, token: Option<String>) -> Self {
+        Self { limiter, gateway, access: Arc::new(Access::new(token)), readiness: Readiness::default() }
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness {
+        self.readiness.clone()
+    }
+
+    /// Serves until the process ends.
+    pub(crate) async fn serve(self, listener: TcpListener) {
+        let guarded = Router::new()
+            .route("/metrics", get(show_metrics))
+            .route("/api/status", get(show_status))
+            .route("/api/limiters/{name}/mode", post(switch))
+            .route("/api/mode", post(switch_all))
+            .layer(middleware::from_fn_with_state(self.clone(), guard));
+        let router = Router::new()
+            .route("/livez", get(|| async { "alive\n" }))
+            .route("/readyz", get(ready))
+            .merge(guarded)
+            .fallback(|| async {
+                problem(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/status")
+            })
+            .with_state(self);
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "the admin door has ended");
+        }
+    }
+}
+
+async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    match admin.access.refuses(request.method(), request.headers()) {
+        Some((status, why)) => problem(status, why),
+        None => next.run(request).await,
+    }
+}
+
+/// Ready also while the store is away: limits then do what they were told to, and requests are served.
+async fn ready(State(admin): State<Admin>) -> Response {
+    if admin.readiness.is_ending() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
+    }
+    let degraded = match admin.limiter.store() {
+        AnyStore::Shared(store) => store.shared().health().degraded,
+        AnyStore::Memory(_) => false,
+    };
+    if degraded { "ready, degraded: the store is away\n" } else { "ready\n" }.into_response()
+}
+
+async fn show_metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let (kind, text) = metrics::text(&admin.limiter, &admin.gateway, accept).await;
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+async fn show_status(State(admin): State<Admin>) -> Json<Value> {
+    Json(status::of(&admin.limiter, &admin.gateway).await)
+}
+
+/// The mode that is asked for: `null` is what the policy says.
+fn mode_in(body: &Value) -> Result<Option<Mode>, Response> {
+    match body.get("mode") {
+        Some(Value::Null) => Ok(None),
+        Some(Value::String(name)) if name == "policy" => Ok(None),
+        Some(Value::String(name)) if Mode::named(name).is_some() => Ok(Mode::named(name)),
+        _ => Err(problem(
+            StatusCode::BAD_REQUEST,
+            "say {\"mode\": \"enforce\"}, \"dark\", \"off\", or \"policy\" for what the policy says",
+        )),
+    }
+}
+
+fn shown(mode: Option<Mode>) -> &'static str {
+    mode.map_or("policy", Mode::name)
+}
+
+async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
+    let mode = match mode_in(&body) {
+        Ok(mode) => mode,
+        Err(wrong) => return wrong,
+    };
+    if !admin.limiter.switch(&name, mode) {
+        let names: Vec<String> = admin.limiter.modes().iter().map(|(name, _)| name.to_string()).collect();
+        let shown: String = name.chars().take(64).collect();
+        return problem(
+            StatusCode::NOT_FOUND,
+            &format!("there is no limiter {shown:?}: there are {}", names.join(", ")),
+        );
+    }
+    tracing::warn!(limiter = %name, mode = shown(mode), "switched by hand");
+    Json(json!({ "limiter": name, "mode": shown(mode) })).into_response()
+}
+
+async fn switch_all(State(admin): State<Admin>, Json(body): Json<Value>) -> Response {
+    let mode = match mode_in(&body) {
+        Ok(mode) => mode,
+        Err(wrong) => return wrong,
+    };
+    admin.limiter.switch_all(mode);
+    tracing::warn!(mode = shown(mode), "all limiters switched by hand");
+    Json(json!({ "mode": shown(mode) })).into_response()
+}
+
+fn problem(status: StatusCode, detail: &str) -> Response {
+    let body = json!({
+        "type": "about:blank",
+        "title": status.canonical_reason().unwrap_or_default(),
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    let mut response =
+        (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response();
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+    }
+    response
+}

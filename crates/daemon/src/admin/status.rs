@@ -1,0 +1,190 @@
+//! How everything stands, for people and for programs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+use tollgate::{Limiter, Mode};
+
+use crate::gateway::Shared;
+use crate::store::AnyStore;
+
+/// Everything that is known.
+pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Value {
+    let report = limiter.report();
+    let fleets = limiter.fleet_use().await.unwrap_or_default();
+    let limiters: Vec<Value> = report
+        .limiters
+        .iter()
+        .map(|known| {
+            let mut shown = json!({
+                "name": &*known.name,
+                "kind": known.kind.name(),
+                "mode": known.mode.name(),
+                "asked": known.stats.asked,
+                "refused": known.stats.refused,
+                "would_refuse": known.stats.would_refuse,
+                "candidate_refused": known.stats.candidate_refused,
+                "degraded": known.stats.degraded,
+            });
+            if let Some(fleet) = fleets.iter().find(|fleet| fleet.name == known.name) {
+                shown["fleet"] = json!({
+                    "capacity": fleet.capacity,
+                    "for_others": fleet.allocation,
+                    "critical": fleet.used.critical,
+                    "others": fleet.used.other,
+                });
+            }
+            if let Some(worker) = report.worker.as_ref().filter(|worker| worker.name == known.name) {
+                let shed: Value = worker
+                    .shed_ppm
+                    .iter()
+                    .map(|(class, ppm)| (class.to_string(), json!(*ppm as f64 / 1e4)))
+                    .collect();
+                shown["utilization_percent"] = json!(worker.utilization_ppm.map(|ppm| ppm as f64 / 1e4));
+                shown["shed_percent"] = shed;
+            }
+            shown
+        })
+        .collect();
+    let store = match limiter.store() {
+        AnyStore::Memory(store) => {
+            let stats = store.stats();
+            json!({ "kind": "memory", "bytes": stats.bytes, "max_bytes": stats.max_bytes, "evictions": stats.evictions })
+        }
+        AnyStore::Shared(store) => {
+            let health = store.shared().health();
+            json!({
+                "kind": "redis",
+                "address": store.shared().address(),
+                "degraded": health.degraded,
+                "problem": health.problem,
+                "warnings": health.warnings,
+                "nodes": health.nodes,
+            })
+        }
+    };
+    let site = gateway.site.load();
+    let upstreams = site.upstreams.iter().map(|upstream| {
+        let servers = upstream
+            .servers
+            .iter()
+            .map(|server| json!({ "url": server.address.to_string(), "well": server.is_well() }));
+        json!({
+            "name": &*upstream.policy.name,
+            "in_flight": upstream.in_flight.load(Ordering::Relaxed),
+            "servers": servers.collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "mode": limiter.mode_of_all().name(),
+        "requests": report.totals.asked,
+        "refused": report.totals.refused,
+        "in_flight": report.in_flight,
+        "limiters": limiters,
+        "store": store,
+        "upstreams": upstreams.collect::<Vec<_>>(),
+        "reloads": {
+            "succeeded": report.reloads.succeeded,
+            "failed": report.reloads.failed,
+            "error": report.reloads.error,
+        },
+    })
+}
+
+/// The same as lines.
+pub fn lines(status: &Value) -> Vec<String> {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut lines = vec![format!(
+        "tollgate {}: {} requests, {} refused, {} in progress",
+        text(&status["version"]),
+        number(&status["requests"]),
+        number(&status["refused"]),
+        number(&status["in_flight"]),
+    )];
+    if text(&status["mode"]) != Mode::Enforce.name() {
+        lines.push(format!("  all        {}: no limiter is stricter", text(&status["mode"])));
+    }
+    let store = &status["store"];
+    lines.push(match text(&store["kind"]).as_str() {
+        "memory" => format!(
+            "  store      memory, {} of {} MiB, {} states forgotten",
+            number(&store["bytes"]) >> 20,
+            number(&store["max_bytes"]) >> 20,
+            number(&store["evictions"])
+        ),
+        _ => {
+            let state = match (store["degraded"].as_bool(), store["problem"].as_str()) {
+                (Some(true), Some(problem)) => format!("AWAY: {problem}"),
+                (Some(true), None) => "AWAY, in part".to_owned(),
+                _ => format!("well, {} nodes", number(&store["nodes"])),
+            };
+            format!("  store      {}: {state}", text(&store["address"]))
+        }
+    });
+    for limiter in status["limiters"].as_array().into_iter().flatten() {
+        let mut line = format!(
+            "  {:<26} {:<8} {:>10} asked {:>8} refused",
+            text(&limiter["name"]),
+            text(&limiter["mode"]),
+            number(&limiter["asked"]),
+            number(&limiter["refused"]),
+        );
+        for (field, what) in [
+            ("would_refuse", "would be"),
+            ("candidate_refused", "by candidate"),
+            ("degraded", "without the store"),
+        ] {
+            if number(&limiter[field]) > 0 {
+                line += &format!(", {} {what}", number(&limiter[field]));
+            }
+        }
+        if let Some(fleet) = limiter.get("fleet") {
+            line += &format!(
+                "; {} critical and {} others in {} places, of which others may have {}",
+                number(&fleet["critical"]),
+                number(&fleet["others"]),
+                number(&fleet["capacity"]),
+                number(&fleet["for_others"])
+            );
+        }
+        if let Some(shed) = limiter.get("shed_percent").and_then(Value::as_object) {
+            let busy = limiter["utilization_percent"]
+                .as_f64()
+                .map_or("unknown".to_owned(), |busy| format!("{busy:.0} %"));
+            let shed: Vec<String> = shed
+                .iter()
+                .filter(|(_, share)| share.as_f64().unwrap_or(0.0) > 0.0)
+                .map(|(class, share)| format!("{class} {:.0} %", share.as_f64().unwrap_or(0.0)))
+                .collect();
+            line += &format!(
+                "; utilization {busy}, sheds {}",
+                if shed.is_empty() { "nothing".to_owned() } else { shed.join(", ") }
+            );
+        }
+        lines.push(line);
+    }
+    for upstream in status["upstreams"].as_array().into_iter().flatten() {
+        let servers: Vec<String> = upstream["servers"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|server| {
+                let state = if server["well"].as_bool().unwrap_or(true) { "" } else { " ILL" };
+                format!("{}{state}", text(&server["url"]))
+            })
+            .collect();
+        lines.push(format!(
+            "  upstream   {}: {}, {} in progress",
+            text(&upstream["name"]),
+            servers.join(", "),
+            number(&upstream["in_flight"])
+        ));
+    }
+    if let Some(error) = status["reloads"]["error"].as_str() {
+        lines.push(format!("  THE POLICY FILE WAS NOT LOADED, the one before it goes on:\n{error}"));
+    }
+    lines
+}

@@ -1,0 +1,327 @@
+//! Bodies on their way through. That of a request is watched for its size and pace; that of an answer carries all that ends
+//! with it: the permit, the connection to the server, the line of the log.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use thiserror::Error;
+use tokio::time::{Instant, Sleep};
+use tollgate::Permit;
+
+use super::doing::{Progress, Streaming};
+use super::pool::Lent;
+use super::track::Track;
+use crate::store::AnyStore;
+
+/// A client that sends less than so many bytes a second is not slow but hostile.
+const SLOWEST: u64 = 500;
+
+/// What was wrong with the body of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Trouble {
+    None = 0,
+    TooLarge = 1,
+    Slow = 2,
+    /// The client has gone.
+    Gone = 3,
+}
+
+/// The same, for who waits for the answer.
+#[derive(Debug, Default)]
+pub(super) struct Troubles(AtomicU8);
+
+impl Troubles {
+    pub(super) fn get(&self) -> Trouble {
+        match self.0.load(Ordering::Acquire) {
+            1 => Trouble::TooLarge,
+            2 => Trouble::Slow,
+            3 => Trouble::Gone,
+            _ => Trouble::None,
+        }
+    }
+
+    fn set(&self, trouble: Trouble) {
+        self.0.store(trouble as u8, Ordering::Release);
+    }
+}
+
+/// Why a body was broken off.
+#[derive(Debug, Error)]
+pub(super) enum BrokenOff {
+    #[error("the body is larger than it may be")]
+    TooLarge,
+    #[error("the body did not come in time")]
+    Slow,
+    #[error("{0}")]
+    Connection(#[from] hyper::Error),
+}
+
+/// The body of a request, for the server.
+pub(super) enum AskedBody {
+    Empty,
+    Streamed(Box<Streamed>),
+}
+
+pub(super) struct Streamed {
+    body: Incoming,
+    /// How much more may come.
+    room: Option<u64>,
+    seen: u64,
+    patience: Duration,
+    /// How long was waited for the client in all, and since when it is being waited for.
+    waited: Duration,
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    troubles: Arc<Troubles>,
+}
+
+impl AskedBody {
+    pub(super) fn new(
+        body: Incoming,
+        room: Option<u64>,
+        patience: Duration,
+    ) -> (Self, Option<Arc<Troubles>>) {
+        if body.is_end_stream() {
+            return (Self::Empty, None);
+        }
+        let troubles = Arc::<Troubles>::default();
+        let streamed = Streamed {
+            body,
+            room,
+            seen: 0,
+            patience,
+            waited: Duration::ZERO,
+            waiting: None,
+            troubles: Arc::clone(&troubles),
+        };
+        (Self::Streamed(Box::new(streamed)), Some(troubles))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Self::Empty)
+    }
+}
+
+impl Streamed {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let frame = match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => return self.wait(context).map(|slow| Some(Err(slow))),
+        };
+        if let Some((since, _)) = self.waiting.take() {
+            self.waited += Instant::now() - since;
+        }
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+                self.seen += bytes;
+                match &mut self.room {
+                    Some(room) if *room < bytes => {
+                        self.troubles.set(Trouble::TooLarge);
+                        return Poll::Ready(Some(Err(BrokenOff::TooLarge)));
+                    }
+                    Some(room) => *room -= bytes,
+                    None => {}
+                }
+                Some(Ok(frame))
+            }
+            Some(Err(error)) => {
+                self.troubles.set(Trouble::Gone);
+                Some(Err(error.into()))
+            }
+            None => None,
+        })
+    }
+
+    /// Waits for the client, but not for ever: neither for the next piece, nor for all of them together.
+    fn wait(&mut self, context: &mut Context<'_>) -> Poll<BrokenOff> {
+        let earned = self.patience + Duration::from_secs(self.seen / SLOWEST);
+        let left = self.patience.min(earned.saturating_sub(self.waited));
+        let (_, timer) = self.waiting.get_or_insert_with(|| {
+            let now = Instant::now();
+            (now, Box::pin(tokio::time::sleep_until(now + left)))
+        });
+        if timer.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        self.troubles.set(Trouble::Slow);
+        Poll::Ready(BrokenOff::Slow)
+    }
+}
+
+impl Body for AskedBody {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        match self.get_mut() {
+            Self::Empty => Poll::Ready(None),
+            Self::Streamed(streamed) => streamed.poll(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Streamed(streamed) => streamed.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Empty => SizeHint::with_exact(0),
+            Self::Streamed(streamed) => streamed.body.size_hint(),
+        }
+    }
+}
+
+/// The body of an answer, for the client.
+pub(super) struct AnswerBody {
+    kind: Kind,
+    /// What ends with it. None: it has ended.
+    carried: Option<Box<Carried>>,
+}
+
+enum Kind {
+    Text(Bytes),
+    /// From the server, and how long is waited for more of it.
+    Passed {
+        body: Incoming,
+        patience: Duration,
+        timer: Option<Pin<Box<Sleep>>>,
+    },
+}
+
+/// What lasts as long as an answer.
+pub(super) struct Carried {
+    pub(super) permit: Option<Permit<AnyStore>>,
+    /// The connection that the answer comes from.
+    pub(super) lent: Option<Lent>,
+    pub(super) track: Track,
+    /// Since when the client has not taken what is there for it, once there is more than one piece.
+    pub(super) progress: Option<Streaming>,
+}
+
+impl AnswerBody {
+    pub(super) fn text(text: Bytes, track: Track) -> Self {
+        let carried = Carried { permit: None, lent: None, track, progress: None };
+        Self { kind: Kind::Text(text), carried: Some(Box::new(carried)) }
+    }
+
+    pub(super) fn passed(body: Incoming, patience: Duration, carried: Box<Carried>) -> Self {
+        let mut passed = Self { kind: Kind::Passed { body, patience, timer: None }, carried: Some(carried) };
+        // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
+        if passed.is_end_stream() {
+            passed.end(true);
+        }
+        passed
+    }
+
+    /// Lets go of everything; the connection can be used again if the answer came to its end.
+    fn end(&mut self, is_whole: bool) {
+        let Some(mut carried) = self.carried.take() else { return };
+        drop(carried.permit.take());
+        carried.track.ended(is_whole);
+        if let (true, Some(lent)) = (is_whole, carried.lent.take()) {
+            lent.back();
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let this = self.get_mut();
+        let (body, patience, timer) = match &mut this.kind {
+            Kind::Text(text) => {
+                let text = std::mem::take(text);
+                if let Some(carried) = &mut this.carried {
+                    carried.track.sent(text.len());
+                }
+                this.end(true);
+                return Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))));
+            }
+            Kind::Passed { body, patience, timer } => (body, *patience, timer),
+        };
+        let frame = Pin::new(&mut *body).poll_frame(context);
+        let progress = this.carried.as_ref().and_then(|carried| carried.progress.as_ref());
+        match &frame {
+            Poll::Pending => {
+                if let Some(progress) = progress {
+                    progress.is_waiting_for_server();
+                }
+                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+                if timer.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                if let Some(carried) = &mut this.carried {
+                    carried.track.fails("the server stopped in the middle of its answer");
+                }
+                this.end(false);
+                return Poll::Ready(Some(Err(BrokenOff::Slow)));
+            }
+            Poll::Ready(Some(Ok(frame))) => {
+                *timer = None;
+                if let Some(progress) = progress {
+                    progress.is_waiting_for_client();
+                }
+                let is_last = body.is_end_stream();
+                if let Some(carried) = &mut this.carried {
+                    carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
+                    if !is_last && carried.progress.is_none() {
+                        carried.progress = Some(Progress::streaming(carried.track.doing()));
+                    }
+                }
+                if is_last {
+                    this.end(true);
+                }
+            }
+            Poll::Ready(None) => this.end(true),
+            Poll::Ready(Some(Err(error))) => {
+                if let Some(carried) = &mut this.carried {
+                    carried
+                        .track
+                        .fails(&format!("the server broke off in the middle of its answer: {error}"));
+                }
+                this.end(false);
+            }
+        }
+        frame.map_err(BrokenOff::from)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Text(text) => text.is_empty(),
+            Kind::Passed { body, .. } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Text(text) => SizeHint::with_exact(text.len() as u64),
+            Kind::Passed { body, .. } => body.size_hint(),
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        // Whoever takes the whole of a text need not ask whether there is more.
+        let is_whole = self.is_end_stream();
+        self.end(is_whole);
+    }
+}

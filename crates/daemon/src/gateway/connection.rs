@@ -1,0 +1,245 @@
+//! One connection with a client, from its first byte to its last.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::Worker;
+use super::body::AnswerBody;
+use super::doing::Doing;
+use super::guard::Guard;
+use super::proxy_protocol::{self, Header};
+use super::request;
+use super::stream::Rewound;
+
+/// What is known of a connection.
+pub(super) struct Connection {
+    /// Who is at the other end, or who they say they speak for if they are one of our proxies.
+    pub(super) peer: SocketAddr,
+    pub(super) is_tls: bool,
+    /// The name in the client's certificate.
+    pub(super) tls_client: Option<String>,
+    pub(super) doing: Arc<Doing>,
+}
+
+/// How often it is looked at what a connection is doing.
+const TICK: Duration = Duration::from_secs(5);
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Serves a connection until it ends.
+pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAddr) {
+    let _ = stream.set_nodelay(true);
+    let shared = Arc::clone(&worker.shared);
+    let site = shared.site.load_full();
+    let head = site.times.head;
+    let mut stream = Rewound::new(stream);
+    let mut peer = peer;
+    if site.policy.gateway().proxy_protocol && site.policy.trusts(peer.ip()) {
+        match timeout(head, announced(&mut stream)).await {
+            Ok(Some(Some(client))) => peer = client,
+            Ok(Some(None)) => {}
+            _ => return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore(),
+        }
+    }
+    let mut connection = Connection { peer, is_tls: false, tls_client: None, doing: Arc::default() };
+    let Some(acceptor) = shared.tls.load_full() else {
+        return begin(worker, stream, connection, head).await;
+    };
+    let Ok(Ok(stream)) = timeout(head, acceptor.accept(stream)).await else {
+        return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore();
+    };
+    let session = stream.get_ref().1;
+    connection.is_tls = true;
+    connection.tls_client = session.peer_certificates().and_then(|chain| super::tls::name_of(chain.first()?));
+    match session.alpn_protocol() == Some(b"h2") {
+        true => serve_http2(worker, stream, connection).await,
+        false => serve_http1(worker, stream, connection).await,
+    }
+}
+
+/// Says that a value is of no interest.
+trait Ignore: Sized {
+    fn ignore(self) {}
+}
+impl Ignore for u64 {}
+
+/// For whom a proxy speaks: nobody, if it speaks for itself. None if it says nothing of the kind.
+async fn announced(stream: &mut Rewound<TcpStream>) -> Option<Option<SocketAddr>> {
+    loop {
+        match proxy_protocol::parse(stream.beginning()) {
+            Header::Of(client, bytes) => {
+                stream.skip(bytes);
+                return Some(Some(client));
+            }
+            Header::Own(bytes) => {
+                stream.skip(bytes);
+                return Some(None);
+            }
+            Header::Wrong => return None,
+            Header::Partial => {
+                if !stream.peek_more().await.ok()? {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Finds out which HTTP is spoken, where nobody has agreed on it.
+async fn begin(worker: Arc<Worker>, mut stream: Rewound<TcpStream>, connection: Connection, head: Duration) {
+    let looked = timeout(head, async {
+        loop {
+            let beginning = stream.beginning();
+            let some = beginning.len().min(HTTP2.len());
+            if some > 0 && beginning.get(..some) != HTTP2.get(..some) {
+                return Some(false);
+            }
+            if some == HTTP2.len() {
+                return Some(true);
+            }
+            if !stream.peek_more().await.ok()? {
+                return None;
+            }
+        }
+    });
+    match looked.await {
+        Ok(Some(true)) => serve_http2(worker, stream, connection).await,
+        Ok(Some(false)) => serve_http1(worker, stream, connection).await,
+        // Nothing came, or not in time.
+        _ => {}
+    }
+}
+
+/// Requests of one connection.
+#[derive(Clone)]
+struct Edge {
+    worker: Arc<Worker>,
+    connection: Arc<Connection>,
+}
+
+impl Service<Request<Incoming>> for Edge {
+    type Response = Response<AnswerBody>;
+    type Error = std::convert::Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let (worker, connection) = (Arc::clone(&self.worker), Arc::clone(&self.connection));
+        Box::pin(async move { Ok(request::answer(worker, connection, request).await) })
+    }
+}
+
+async fn serve_http1<T>(worker: Arc<Worker>, stream: T, connection: Connection)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let site = worker.shared.site.load_full();
+    let doing = Arc::clone(&connection.doing);
+    let guard = Guard::new(stream, Arc::clone(&doing), site.times.head, site.times.idle);
+    let edge = Edge { worker: Arc::clone(&worker), connection: Arc::new(connection) };
+    let served = http1::Builder::new()
+        .half_close(false)
+        .max_headers(128)
+        .max_buf_size(site.max_head.max(64 << 10) + (8 << 10))
+        .max_header_size(site.max_head)
+        .pipeline_flush(true)
+        .serve_connection(TokioIo::new(guard), edge)
+        .with_upgrades();
+    let mut served = pin!(served);
+    let mut tick = pin!(tokio::time::sleep(TICK));
+    let mut ends = pin!(worker.shared.drain.cancelled());
+    let mut is_ending = false;
+    loop {
+        tokio::select! {
+            biased;
+            ended = served.as_mut() => {
+                if ended.is_err() {
+                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+                }
+                return;
+            }
+            () = ends.as_mut(), if !is_ending => {
+                is_ending = true;
+                served.as_mut().graceful_shutdown();
+            }
+            () = tick.as_mut() => {
+                if doing.is_stuck(site.times.body) {
+                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                tick.as_mut().reset(tokio::time::Instant::now() + TICK);
+            }
+        }
+    }
+}
+
+async fn serve_http2<T>(worker: Arc<Worker>, stream: T, connection: Connection)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let site = worker.shared.site.load_full();
+    let doing = Arc::clone(&connection.doing);
+    let edge = Edge { worker: Arc::clone(&worker), connection: Arc::new(connection) };
+    let served = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(256)
+        .max_header_list_size(u32::try_from(site.max_head).unwrap_or(64 << 10))
+        .max_pending_accept_reset_streams(20)
+        .max_local_error_reset_streams(128)
+        .initial_stream_window_size(256 << 10)
+        .initial_connection_window_size(1 << 20)
+        .keep_alive_interval(site.times.idle.min(Duration::from_secs(30)))
+        .keep_alive_timeout(site.times.head)
+        .serve_connection(TokioIo::new(stream), edge);
+    let mut served = pin!(served);
+    let mut tick = pin!(tokio::time::sleep(TICK.min(site.times.idle)));
+    let mut ends = pin!(worker.shared.drain.cancelled());
+    let (mut is_ending, mut served_before, mut idle_since) = (false, 0, tokio::time::Instant::now());
+    loop {
+        tokio::select! {
+            biased;
+            ended = served.as_mut() => {
+                if ended.is_err() {
+                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+                }
+                return;
+            }
+            () = ends.as_mut(), if !is_ending => {
+                is_ending = true;
+                served.as_mut().graceful_shutdown();
+            }
+            () = tick.as_mut() => {
+                if doing.is_stuck(site.times.body) {
+                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                let now = tokio::time::Instant::now();
+                let requests = doing.served.load(Ordering::Relaxed);
+                if !doing.is_idle() || requests != served_before {
+                    (served_before, idle_since) = (requests, now);
+                }
+                let idle = now - idle_since;
+                if idle >= site.times.idle + site.times.head {
+                    // It was told that the connection ends, and has not ended it.
+                    return;
+                }
+                if idle >= site.times.idle && !is_ending {
+                    is_ending = true;
+                    served.as_mut().graceful_shutdown();
+                }
+                tick.as_mut().reset(now + TICK.min(site.times.idle));
+            }
+        }
+    }
+}

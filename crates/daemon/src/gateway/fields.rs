@@ -1,0 +1,310 @@
+//! Fields of requests and answers on their way through: what is for us alone stays here, what we say is ours to say.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use tollgate_core::policy::Policy;
+use tollgate_core::policy::address::AddressHeader;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Fields that are for one connection, and not for who is behind it.
+const HOP_BY_HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHENTICATE,
+];
+
+/// Takes out what is for one connection, also what `Connection` names. What matters to others it cannot name away.
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::CONNECTION) {
+        let named: Vec<HeaderName> = headers
+            .get_all(header::CONNECTION)
+            .iter()
+            .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+            .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+            .filter(|name| !is_end_to_end(name))
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+/// Fields that are for who is behind the connection, whatever `Connection` says.
+fn is_end_to_end(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("x-forwarded-")
+        || name.starts_with("x-ratelimit-")
+        || name.starts_with("ratelimit")
+        || matches!(
+            name,
+            "forwarded"
+                | "x-real-ip"
+                | "host"
+                | "authorization"
+                | "cookie"
+                | "content-length"
+                | "content-type"
+                | "retry-after"
+                | "via"
+                | "te"
+                | "x-api-key"
+        )
+}
+
+/// Takes out what only we say: somebody else's word on limits is not passed on as ours.
+pub(super) fn strip_ours(headers: &mut HeaderMap) {
+    let is_ours = |name: &HeaderName| {
+        let name = name.as_str();
+        match name.as_bytes().first() {
+            Some(b'r') => name == "ratelimit" || name.starts_with("ratelimit-"),
+            Some(b'x') => {
+                name.starts_with("x-ratelimit-")
+                    || name == "x-envoy-ratelimited"
+                    || name.starts_with("x-tollgate-")
+            }
+            _ => false,
+        }
+    };
+    if headers.keys().any(is_ours) {
+        let ours: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name)).cloned().collect();
+        for name in ours {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Whose request it is, for who is behind us.
+pub(super) struct Origin<'o> {
+    /// Who is at the other end of the connection.
+    pub(super) peer: IpAddr,
+    /// The client, as far as is known.
+    pub(super) client: IpAddr,
+    pub(super) is_tls: bool,
+    pub(super) host: &'o str,
+}
+
+/// Says on whose behalf the request is made. What a peer says of itself is passed on only if it is trusted.
+pub(super) fn forward(headers: &mut HeaderMap, policy: &Policy, origin: &Origin<'_>) {
+    let is_trusted = policy.trusts(origin.peer);
+    let peer = address_value(origin.peer);
+    let proto = HeaderValue::from_static(if origin.is_tls { "https" } else { "http" });
+    if !is_trusted {
+        headers.remove(header::FORWARDED);
+        for name in [
+            "x-forwarded-port",
+            "x-forwarded-prefix",
+            "x-forwarded-server",
+            "x-original-url",
+            "x-rewrite-url",
+        ] {
+            headers.remove(name);
+        }
+        if let AddressHeader::Named(name) = policy.address_header() {
+            headers.remove(name.as_str());
+        }
+        headers.insert(X_FORWARDED_FOR, peer);
+        headers.insert(X_FORWARDED_PROTO, proto);
+        set_host(headers, origin.host);
+    } else {
+        match joined(headers, &X_FORWARDED_FOR) {
+            Some(before) => {
+                let mut all = before;
+                all.extend_from_slice(b", ");
+                all.extend_from_slice(peer.as_bytes());
+                let all = HeaderValue::from_bytes(&all).unwrap_or(peer);
+                headers.insert(X_FORWARDED_FOR, all);
+            }
+            None => drop(headers.insert(X_FORWARDED_FOR, peer)),
+        }
+        if !headers.contains_key(X_FORWARDED_PROTO) {
+            headers.insert(X_FORWARDED_PROTO, proto);
+        }
+        if !headers.contains_key(X_FORWARDED_HOST) {
+            set_host(headers, origin.host);
+        }
+        if headers.contains_key(header::FORWARDED)
+            && let Ok(element) = HeaderValue::from_str(&forwarded(origin))
+        {
+            headers.append(header::FORWARDED, element);
+        }
+    }
+    headers.insert(X_REAL_IP, address_value(origin.client));
+    headers.append(header::VIA, HeaderValue::from_static("1.1 tollgate"));
+}
+
+fn set_host(headers: &mut HeaderMap, host: &str) {
+    match HeaderValue::from_str(host) {
+        Ok(host) if !host.is_empty() => drop(headers.insert(X_FORWARDED_HOST, host)),
+        _ => drop(headers.remove(X_FORWARDED_HOST)),
+    }
+}
+
+fn address_value(address: IpAddr) -> HeaderValue {
+    let mut text = String::with_capacity(45);
+    let _ = write!(text, "{}", address.to_canonical());
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+}
+
+/// An element of `Forwarded`.
+fn forwarded(origin: &Origin<'_>) -> String {
+    let proto = if origin.is_tls { "https" } else { "http" };
+    let node = match origin.peer.to_canonical() {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("\"[{address}]\""),
+    };
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-_:[]".contains(c);
+    match origin.host {
+        host if !host.is_empty() && host.chars().all(is_plain) => {
+            format!("for={node};host=\"{host}\";proto={proto}")
+        }
+        _ => format!("for={node};proto={proto}"),
+    }
+}
+
+/// All lines of a field as one.
+pub(super) fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
+    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+    (!lines.is_empty()).then(|| lines.join(&b", "[..]))
+}
+
+/// HTTP/2 may send a cookie in pieces; HTTP/1 has one line for all.
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_some() {
+        let pieces: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        if let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+            headers.insert(header::COOKIE, whole);
+        }
+    }
+}
+
+/// Of `TE` only `trailers` is passed on: the codings are for one connection.
+pub(super) fn keep_trailers(headers: &mut HeaderMap) {
+    if let Some(te) = joined(headers, &header::TE) {
+        let asks =
+            te.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(b"trailers"));
+        match asks {
+            true => drop(headers.insert(header::TE, HeaderValue::from_static("trailers"))),
+            false => drop(headers.remove(header::TE)),
+        }
+    }
+}
+
+/// The protocol that a request wants to change to, if it does.
+pub(super) fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
+    let wanted = headers.get(header::UPGRADE)?;
+    let connection = joined(headers, &header::CONNECTION)?;
+    let names = connection.split(|byte| *byte == b',');
+    names.map(<[u8]>::trim_ascii).any(|name| name.eq_ignore_ascii_case(b"upgrade")).then(|| wanted.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        fields
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect()
+    }
+
+    #[test]
+    fn what_matters_to_others_cannot_be_named_away() {
+        let mut headers = map(&[
+            ("connection", "close, X-Forwarded-For, x-mine, ratelimit, Authorization"),
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-mine", "1"),
+            ("ratelimit", "1"),
+            ("authorization", "1"),
+            ("keep-alive", "1"),
+            ("upgrade", "h2c"),
+            ("transfer-encoding", "chunked"),
+        ]);
+        strip_hop_by_hop(&mut headers);
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["authorization", "ratelimit", "x-forwarded-for"]);
+    }
+
+    #[test]
+    fn what_only_we_say_is_not_taken_from_others() {
+        let mut headers = map(&[
+            ("ratelimit", "1"),
+            ("ratelimit-policy", "1"),
+            ("x-ratelimit-limit", "1"),
+            ("x-envoy-ratelimited", "true"),
+            ("x-tollgate-degraded", "1"),
+            ("range", "1"),
+            ("x-api-key", "1"),
+        ]);
+        strip_ours(&mut headers);
+        assert_eq!(headers.len(), 2);
+    }
+
+    fn forwarded_of(policy: &str, peer: &str, headers: &mut HeaderMap) {
+        let (policy, _) = Policy::read(policy).unwrap();
+        let peer = peer.parse().unwrap();
+        forward(headers, &policy, &Origin { peer, client: peer, is_tls: true, host: "api.example.com" });
+    }
+
+    #[test]
+    fn an_unknown_peer_speaks_only_for_itself() {
+        let mut headers = map(&[
+            ("x-forwarded-for", "1.1.1.1"),
+            ("forwarded", "for=1.1.1.1"),
+            ("x-real-ip", "1.1.1.1"),
+            ("x-forwarded-host", "evil"),
+            ("x-forwarded-proto", "gopher"),
+            ("cf-connecting-ip", "1.1.1.1"),
+        ]);
+        let policy = "limiters: {}\ntrusted_proxies: [10.0.0.0/8]\naddress_header: cf-connecting-ip";
+        forwarded_of(policy, "192.0.2.7", &mut headers);
+        assert_eq!(headers["x-forwarded-for"], "192.0.2.7");
+        assert_eq!(headers["x-real-ip"], "192.0.2.7");
+        assert_eq!(headers["x-forwarded-host"], "api.example.com");
+        assert_eq!(headers["x-forwarded-proto"], "https");
+        assert_eq!(headers["via"], "1.1 tollgate");
+        assert!(!headers.contains_key("forwarded") && !headers.contains_key("cf-connecting-ip"));
+    }
+
+    #[test]
+    fn a_proxy_of_ours_is_added_to_the_list() {
+        let mut headers = map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "http")]);
+        headers.append("x-forwarded-for", HeaderValue::from_static("2.2.2.2"));
+        headers.append("forwarded", HeaderValue::from_static("for=2.2.2.2"));
+        forwarded_of("limiters: {}\ntrusted_proxies: [10.0.0.0/8]", "10.0.0.1", &mut headers);
+        assert_eq!(joined(&headers, &X_FORWARDED_FOR).unwrap(), b"1.1.1.1, 2.2.2.2, 10.0.0.1");
+        assert_eq!(headers["x-forwarded-proto"], "http");
+        let forwarded = joined(&headers, &header::FORWARDED).unwrap();
+        assert_eq!(forwarded, b"for=2.2.2.2, for=10.0.0.1;host=\"api.example.com\";proto=https");
+    }
+
+    #[test]
+    fn pieces_of_cookies_are_one_line_and_of_te_only_trailers_stay() {
+        let mut headers = map(&[("cookie", "a=1"), ("te", "gzip, Trailers")]);
+        headers.append("cookie", HeaderValue::from_static("b=2"));
+        join_cookies(&mut headers);
+        keep_trailers(&mut headers);
+        assert_eq!(
+            (&headers["cookie"], &headers["te"]),
+            (&HeaderValue::from_static("a=1; b=2"), &HeaderValue::from_static("trailers"))
+        );
+        let headers = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+        assert_eq!(upgrade_of(&headers).unwrap(), "websocket");
+        assert_eq!(upgrade_of(&map(&[("upgrade", "websocket")])), None);
+    }
+}

@@ -1,0 +1,227 @@
+//! The gateway: a reverse proxy with the limiters in its path.
+//!
+//! One thread accepts, and gives each connection to the worker that has the fewest. A worker is a thread with a runtime of
+//! its own, in which a connection stays for its life, with its own connections to servers: nobody waits for a lock.
+
+mod body;
+mod connection;
+mod counts;
+mod doing;
+mod fields;
+mod guard;
+mod health;
+mod pool;
+mod problem;
+mod proxy_protocol;
+mod request;
+mod site;
+mod stream;
+mod tls;
+mod track;
+mod tunnel;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tollgate::Limiter;
+use tollgate_core::policy::Policy;
+
+pub(crate) use self::counts::{BOUNDS, Counts};
+use self::site::{Site, Watch};
+use crate::access_log::AccessLog;
+use crate::store::AnyStore;
+
+/// What all workers share.
+pub(crate) struct Shared {
+    pub(crate) limiter: Limiter<AnyStore>,
+    pub(crate) site: ArcSwap<Site>,
+    pub(crate) watch: Arc<Watch>,
+    tls: ArcSwapOption<TlsAcceptor>,
+    client_tls: Arc<rustls::ClientConfig>,
+    /// Rings when no more connections are taken, and those that are there end when they can.
+    drain: CancellationToken,
+    workers: usize,
+}
+
+/// One thread.
+struct Worker {
+    number: usize,
+    shared: Arc<Shared>,
+}
+
+/// A gateway at work.
+pub(crate) struct Gateway {
+    pub(crate) shared: Arc<Shared>,
+    hands: Vec<Hand>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+/// The way to a worker.
+#[derive(Clone)]
+struct Hand {
+    connections: UnboundedSender<(std::net::TcpStream, SocketAddr)>,
+    /// Connections that it has.
+    open: Arc<AtomicUsize>,
+}
+
+impl Gateway {
+    /// Starts workers. Nothing is listened to yet.
+    pub(crate) fn start(
+        limiter: Limiter<AnyStore>,
+        policy: Policy,
+        tls: Option<TlsAcceptor>,
+        log: Option<AccessLog>,
+        workers: usize,
+    ) -> io::Result<Self> {
+        let client_tls = tls::client_config()?;
+        let shared = Arc::new(Shared {
+            limiter,
+            site: ArcSwap::from_pointee(Site::new(policy, workers, None, &client_tls)),
+            watch: Arc::new(Watch { counts: Counts::default(), log }),
+            tls: ArcSwapOption::from_pointee(tls),
+            client_tls,
+            drain: CancellationToken::new(),
+            workers,
+        });
+        let (mut hands, mut threads) = (Vec::new(), Vec::new());
+        for number in 0..workers {
+            let (connections, taken) = unbounded_channel();
+            let open = Arc::<AtomicUsize>::default();
+            let worker = Arc::new(Worker { number, shared: Arc::clone(&shared) });
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let counted = Arc::clone(&open);
+            let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
+            threads.push(thread.spawn(move || runtime.block_on(work(worker, taken, counted)))?);
+            hands.push(Hand { connections, open });
+        }
+        let gateway = Self { shared, hands, threads };
+        gateway.shared.look_after_servers(None);
+        Ok(gateway)
+    }
+
+    /// Takes connections until the gateway ends.
+    pub(crate) async fn accept(&self, listener: TcpListener) {
+        let counts = &self.shared.watch.counts;
+        let mut pause = Duration::ZERO;
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.shared.drain.cancelled() => return,
+            };
+            match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+                Ok((stream, peer)) => {
+                    pause = Duration::ZERO;
+                    counts.accepted.fetch_add(1, Ordering::Relaxed);
+                    let fewest = self.hands.iter().min_by_key(|hand| hand.open.load(Ordering::Relaxed));
+                    let Some(hand) = fewest else { return };
+                    hand.open.fetch_add(1, Ordering::Relaxed);
+                    if hand.connections.send((stream, peer)).is_err() {
+                        return;
+                    }
+                }
+                // The client was faster to go than we to take it.
+                Err(error) if is_of_one_connection(&error) => {}
+                // No more files, or no memory: that passes when others end. Asking again at once does not help.
+                Err(error) => {
+                    counts.not_accepted.fetch_add(1, Ordering::Relaxed);
+                    if pause.is_zero() {
+                        tracing::error!(%error, "no connection can be accepted; raise the limit of open files (ulimit -n) if this goes on");
+                    }
+                    pause = (pause * 2).clamp(Duration::from_millis(5), Duration::from_secs(1));
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Takes no more connections, and waits until those that are there have ended, but not for longer than that. The number is
+    /// that of requests that had not.
+    pub(crate) async fn drain(self, patience: Duration) -> u64 {
+        let shared = self.shared;
+        shared.drain.cancel();
+        drop(self.hands);
+        let threads = tokio::task::spawn_blocking(move || {
+            self.threads.into_iter().for_each(|thread| drop(thread.join()))
+        });
+        let _ = tokio::time::timeout(patience, threads).await;
+        if let Some(log) = &shared.watch.log {
+            log.flush();
+        }
+        shared.watch.counts.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+impl Shared {
+    /// Has requests that begin from now on treated by another policy.
+    pub(crate) fn put_to_work(self: &Arc<Self>, policy: Policy, tls: Option<TlsAcceptor>) {
+        let before = self.site.load_full();
+        self.site.store(Arc::new(Site::new(policy, self.workers, Some(&before), &self.client_tls)));
+        self.tls.store(tls.map(Arc::new));
+        self.look_after_servers(Some(&before));
+    }
+
+    /// Looks after servers that nobody looks after yet.
+    fn look_after_servers(self: &Arc<Self>, before: Option<&Site>) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let known = |server: &Arc<pool::Server>| {
+            before.is_some_and(|before| {
+                let upstreams = before.upstreams.iter().filter(|upstream| upstream.policy.health.is_some());
+                upstreams.flat_map(|upstream| &upstream.servers).any(|other| Arc::ptr_eq(other, server))
+            })
+        };
+        for upstream in &self.site.load().upstreams {
+            let Some(health) = &upstream.policy.health else { continue };
+            for server in upstream.servers.iter().filter(|server| !known(server)) {
+                runtime.spawn(health::look_after(Arc::downgrade(server), health.clone()));
+            }
+        }
+    }
+}
+
+/// Serves connections until no more come and the last has ended.
+async fn work(
+    worker: Arc<Worker>,
+    mut taken: UnboundedReceiver<(std::net::TcpStream, SocketAddr)>,
+    open: Arc<AtomicUsize>,
+) {
+    /// Counts a connection for as long as it is there.
+    struct Open(Arc<AtomicUsize>, Arc<Shared>);
+    impl Drop for Open {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            self.1.watch.counts.open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let tracker = tokio_util::task::TaskTracker::new();
+    while let Some((stream, peer)) = taken.recv().await {
+        worker.shared.watch.counts.open.fetch_add(1, Ordering::Relaxed);
+        let counted = Open(Arc::clone(&open), Arc::clone(&worker.shared));
+        let Ok(stream) = TcpStream::from_std(stream) else { continue };
+        let worker = Arc::clone(&worker);
+        tracker.spawn(async move {
+            connection::serve(worker, stream, peer).await;
+            drop(counted);
+        });
+    }
+    tracker.close();
+    tracker.wait().await;
+    // What was upgraded goes on without its connection.
+    while worker.shared.watch.counts.in_flight.load(Ordering::Relaxed) > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) use self::tls::acceptor;

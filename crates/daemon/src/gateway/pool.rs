@@ -1,0 +1,477 @@
+//! Servers behind the gateway, and connections with them. Each worker keeps its own, so that no two wait for each other.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::header::{self, HeaderValue};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Method, Request, Response, Uri, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsConnector;
+use tollgate_core::policy::{self, Protocol};
+
+use super::body::AskedBody;
+
+/// Connections that nobody has used for so long are closed: most servers close theirs after a minute.
+const FORGOTTEN: Duration = Duration::from_secs(50);
+/// How long a server that could not be reached is not tried, while there are others.
+const LEFT_ALONE: Duration = Duration::from_secs(2);
+
+/// Servers that do the same work.
+pub(crate) struct Upstream {
+    pub(crate) policy: policy::Upstream,
+    pub(crate) servers: Vec<Arc<Server>>,
+    next: AtomicUsize,
+    /// Requests that were passed on to them and have not ended.
+    pub(crate) in_flight: Arc<AtomicU64>,
+}
+
+impl Upstream {
+    /// The servers that were there before stay as they are.
+    pub(super) fn new(
+        policy: &policy::Upstream,
+        workers: usize,
+        before: Option<&Self>,
+        tls: &Arc<rustls::ClientConfig>,
+    ) -> Self {
+        let known = before.filter(|before| before.policy.protocol == policy.protocol);
+        let server = |address: &policy::Server| {
+            let same =
+                known.and_then(|before| before.servers.iter().find(|server| server.address == *address));
+            same.cloned().unwrap_or_else(|| Arc::new(Server::new(address, policy.protocol, workers, tls)))
+        };
+        Self {
+            servers: policy.servers.iter().map(server).collect(),
+            policy: policy.clone(),
+            next: AtomicUsize::new(0),
+            in_flight: before.map(|before| Arc::clone(&before.in_flight)).unwrap_or_default(),
+        }
+    }
+
+    /// Whose turn it is: the next one that is well, or the next one if none is.
+    fn pick(&self, tried: usize) -> Option<&Arc<Server>> {
+        let count = self.servers.len();
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let turns = (0..count).filter_map(|turn| self.servers.get(first.wrapping_add(turn) % count));
+        if count == 1 || tried >= count {
+            return self.servers.get(first % count.max(1));
+        }
+        turns.clone().find(|server| server.is_well()).or_else(|| turns.clone().next())
+    }
+}
+
+/// One server.
+pub(crate) struct Server {
+    pub(crate) address: policy::Server,
+    protocol: Protocol,
+    shelves: Box<[Shelf]>,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// Whether TLS has agreed on HTTP/2.
+    prefers_http2: AtomicBool,
+    /// When it was last found to be out of reach, and since when in a row, if it was.
+    unreachable: Mutex<Option<Instant>>,
+    is_unreachable: AtomicBool,
+    /// What looking after it has shown.
+    is_ill: AtomicBool,
+}
+
+/// Connections of one worker.
+#[derive(Default)]
+struct Shelf {
+    http1: Mutex<Vec<Idle>>,
+    http2: tokio::sync::Mutex<Option<http2::SendRequest<AskedBody>>>,
+}
+
+struct Idle {
+    sender: http1::SendRequest<AskedBody>,
+    since: Instant,
+}
+
+/// A connection for the length of one answer.
+pub(super) struct Lent {
+    sender: Option<http1::SendRequest<AskedBody>>,
+    server: Arc<Server>,
+    worker: usize,
+    in_flight: Arc<AtomicU64>,
+}
+
+impl Lent {
+    fn new(server: &Arc<Server>, upstream: &Upstream, worker: usize) -> Self {
+        upstream.in_flight.fetch_add(1, Ordering::AcqRel);
+        Self { sender: None, server: Arc::clone(server), worker, in_flight: Arc::clone(&upstream.in_flight) }
+    }
+
+    /// It can be used again.
+    pub(super) fn back(mut self) {
+        if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed())
+            && let Some(shelf) = self.server.shelves.get(self.worker)
+        {
+            let since = Instant::now();
+            let mut idle = shelf.http1.lock();
+            // What lies at the bottom has not been used since there was less to do.
+            if idle.first().is_some_and(|oldest| since - oldest.since > FORGOTTEN) {
+                idle.remove(0);
+            }
+            idle.push(Idle { sender, since });
+        }
+    }
+
+    pub(super) fn server(&self) -> &policy::Server {
+        &self.server.address
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Why a request could not be passed on.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// No server could be reached.
+    Unreachable(String),
+    /// The connection broke before there was an answer.
+    Broken(String),
+}
+
+impl Server {
+    fn new(
+        address: &policy::Server,
+        protocol: Protocol,
+        workers: usize,
+        tls: &Arc<rustls::ClientConfig>,
+    ) -> Self {
+        let name = ServerName::try_from(address.host.clone()).ok().filter(|_| address.is_tls);
+        let tls = name.map(|name| {
+            let mut config = rustls::ClientConfig::clone(tls);
+            config.alpn_protocols = match protocol {
+                Protocol::Auto => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+                Protocol::Http1 => vec![b"http/1.1".to_vec()],
+                Protocol::Http2 => vec![b"h2".to_vec()],
+            };
+            (TlsConnector::from(Arc::new(config)), name)
+        });
+        Self {
+            address: address.clone(),
+            protocol,
+            shelves: (0..workers).map(|_| Shelf::default()).collect(),
+            tls,
+            prefers_http2: AtomicBool::new(false),
+            unreachable: Mutex::new(None),
+            is_unreachable: AtomicBool::new(false),
+            is_ill: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether it is worth a try.
+    pub(crate) fn is_well(&self) -> bool {
+        if self.is_ill.load(Ordering::Relaxed) {
+            return false;
+        }
+        !self.is_unreachable.load(Ordering::Relaxed)
+            || self.unreachable.lock().is_none_or(|since| since.elapsed() > LEFT_ALONE)
+    }
+
+    /// What looking after it has shown. True if that is news.
+    pub(super) fn found(&self, is_well: bool) -> bool {
+        self.is_ill.swap(!is_well, Ordering::Relaxed) == is_well
+    }
+
+    fn reached(&self, is_reached: bool) {
+        match (is_reached, self.is_unreachable.load(Ordering::Relaxed)) {
+            (true, false) => {}
+            (true, true) => {
+                self.is_unreachable.store(false, Ordering::Relaxed);
+                tracing::info!(server = %self.address, "the server is there again");
+            }
+            (false, was_unreachable) => {
+                *self.unreachable.lock() = Some(Instant::now());
+                self.is_unreachable.store(true, Ordering::Relaxed);
+                if !was_unreachable {
+                    tracing::warn!(server = %self.address, "the server cannot be reached");
+                }
+            }
+        }
+    }
+
+    fn speaks_http2(&self, is_grpc: bool) -> bool {
+        match self.protocol {
+            Protocol::Http1 => false,
+            Protocol::Http2 => true,
+            Protocol::Auto if self.tls.is_some() => self.prefers_http2.load(Ordering::Relaxed),
+            Protocol::Auto => is_grpc,
+        }
+    }
+
+    async fn connect(&self, patience: Duration) -> io::Result<Stream> {
+        let connected = timeout(patience, async {
+            let tcp = TcpStream::connect((self.address.host.as_str(), self.address.port)).await?;
+            tcp.set_nodelay(true)?;
+            Ok(match &self.tls {
+                None if self.address.is_tls => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        "its name is none that TLS knows",
+                    ));
+                }
+                None => Stream::Plain(tcp),
+                Some((connector, name)) => {
+                    let stream = connector.connect(name.clone(), tcp).await?;
+                    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    self.prefers_http2.store(is_http2, Ordering::Relaxed);
+                    Stream::Tls(Box::new(stream))
+                }
+            })
+        });
+        let connected = connected.await.unwrap_or_else(|_| {
+            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {patience:?}")))
+        });
+        self.reached(connected.is_ok());
+        connected
+    }
+}
+
+/// A connection with a server.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+}
+
+/// Uses what the stream is, whatever that is.
+macro_rules! with_stream {
+    ($stream:expr, |$io:ident| $made:expr) => {
+        match $stream {
+            Stream::Plain(stream) => {
+                let $io = TokioIo::new(stream);
+                $made
+            }
+            Stream::Tls(stream) => {
+                let $io = TokioIo::new(stream);
+                $made
+            }
+        }
+    };
+}
+
+async fn http1_of(stream: Stream, for_upgrade: bool) -> hyper::Result<http1::SendRequest<AskedBody>> {
+    with_stream!(stream, |io| {
+        let (sender, connection) = http1::Builder::new().handshake(io).await?;
+        // Those that change their protocol go on after their answer.
+        if for_upgrade {
+            tokio::spawn(connection.with_upgrades());
+        } else {
+            tokio::spawn(connection);
+        }
+        Ok(sender)
+    })
+}
+
+async fn http2_of(stream: Stream) -> hyper::Result<http2::SendRequest<AskedBody>> {
+    with_stream!(stream, |io| {
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_timeout(Duration::from_secs(10))
+            .initial_stream_window_size(1 << 20)
+            .initial_connection_window_size(4 << 20)
+            .handshake(io)
+            .await?;
+        tokio::spawn(connection);
+        Ok(sender)
+    })
+}
+
+/// How a request is to be passed on.
+#[derive(Clone, Copy)]
+pub(super) struct Manner {
+    pub(super) worker: usize,
+    pub(super) is_grpc: bool,
+    pub(super) is_upgrade: bool,
+    pub(super) connect_timeout: Duration,
+}
+
+impl Upstream {
+    /// Passes a request on. What has certainly not been begun is tried again elsewhere, and so is what can be repeated and
+    /// was sent on a connection that its server had closed meanwhile. Nothing else is.
+    pub(super) async fn pass(
+        &self,
+        mut request: Request<AskedBody>,
+        manner: Manner,
+    ) -> Result<(Response<Incoming>, Lent), Failed> {
+        let mut last = Failed::Unreachable("there is no server".to_owned());
+        for tried in 0..self.servers.len().max(1) {
+            let Some(server) = self.pick(tried) else { break };
+            let mut lent = Lent::new(server, self, manner.worker);
+            let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
+                true => server.pass_http2(request, manner).await.map(|response| (response, None)),
+                false => server
+                    .pass_http1(request, manner)
+                    .await
+                    .map(|(response, sender)| (response, Some(sender))),
+            };
+            match passed {
+                Ok((response, sender)) => {
+                    lent.sender = sender;
+                    return Ok((response, lent));
+                }
+                Err((failed, again)) => {
+                    tracing::debug!(server = %server.address, ?failed, "a request was not passed on");
+                    last = failed;
+                    match again {
+                        Some(again) => request = again,
+                        None => break,
+                    }
+                }
+            }
+        }
+        Err(last)
+    }
+}
+
+/// What went wrong, and the request, if it may be tried again.
+type Again = (Failed, Option<Request<AskedBody>>);
+
+impl Server {
+    async fn pass_http1(
+        &self,
+        mut request: Request<AskedBody>,
+        manner: Manner,
+    ) -> Result<(Response<Incoming>, http1::SendRequest<AskedBody>), Again> {
+        while let Some(mut sender) = self.idle(manner) {
+            let copy = repeatable(&request);
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok((response, sender)),
+                Err(mut error) => match error.take_message().or(copy) {
+                    Some(again) => request = again,
+                    None => return Err((Failed::Broken(error.into_error().to_string()), None)),
+                },
+            }
+        }
+        let stream = match self.connect(manner.connect_timeout).await {
+            Ok(stream) => stream,
+            Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
+        };
+        let mut sender = match http1_of(stream, manner.is_upgrade).await {
+            Ok(sender) => sender,
+            Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
+        };
+        match sender.try_send_request(request).await {
+            Ok(response) => Ok((response, sender)),
+            Err(mut error) => {
+                let again = error.take_message();
+                Err((Failed::Broken(told(&error.into_error())), again))
+            }
+        }
+    }
+
+    /// A connection that is not in use.
+    fn idle(&self, manner: Manner) -> Option<http1::SendRequest<AskedBody>> {
+        if manner.is_upgrade {
+            return None;
+        }
+        let mut idle = self.shelves.get(manner.worker)?.http1.lock();
+        loop {
+            let Idle { sender, since } = idle.pop()?;
+            if since.elapsed() > FORGOTTEN {
+                // All below are older.
+                idle.clear();
+                return None;
+            }
+            if sender.is_ready() {
+                return Some(sender);
+            }
+        }
+    }
+
+    async fn pass_http2(
+        &self,
+        mut request: Request<AskedBody>,
+        manner: Manner,
+    ) -> Result<Response<Incoming>, Again> {
+        name_host_in_target(&mut request, &self.address);
+        let Some(shelf) = self.shelves.get(manner.worker) else {
+            return Err((Failed::Unreachable("there is no such worker".to_owned()), Some(request)));
+        };
+        for _ in 0..2 {
+            let (mut sender, is_fresh) = {
+                // Whoever comes meanwhile waits for this connection instead of making another.
+                let mut kept = shelf.http2.lock().await;
+                match kept.as_ref().filter(|sender| !sender.is_closed()) {
+                    Some(sender) => (sender.clone(), false),
+                    None => {
+                        let stream = match self.connect(manner.connect_timeout).await {
+                            Ok(stream) => stream,
+                            Err(error) => {
+                                return Err((Failed::Unreachable(error.to_string()), Some(request)));
+                            }
+                        };
+                        match http2_of(stream).await {
+                            Ok(sender) => (kept.insert(sender).clone(), true),
+                            Err(error) => {
+                                return Err((Failed::Unreachable(error.to_string()), Some(request)));
+                            }
+                        }
+                    }
+                }
+            };
+            let copy = repeatable(&request);
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok(response),
+                Err(mut error) => match error.take_message().or(copy.filter(|_| !is_fresh)) {
+                    Some(again) => request = again,
+                    None => return Err((Failed::Broken(told(&error.into_error())), None)),
+                },
+            }
+        }
+        Err((Failed::Broken("the connection was closed twice".to_owned()), None))
+    }
+}
+
+/// HTTP/2 names the host in its target, and has no field for it.
+fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Server) {
+    let named = request.headers_mut().remove(header::HOST).or_else(|| host_value(address));
+    let mut target = std::mem::take(request.uri_mut()).into_parts();
+    target.scheme = Some(if address.is_tls { Scheme::HTTPS } else { Scheme::HTTP });
+    target.authority = named.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
+    *request.version_mut() = Version::HTTP_2;
+}
+
+/// What went wrong, and why.
+fn told(error: &hyper::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// A copy of a request that does no harm when it is made twice.
+fn repeatable(request: &Request<AskedBody>) -> Option<Request<AskedBody>> {
+    let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
+    if !is_safe || !request.body().is_empty() {
+        return None;
+    }
+    let mut copy = Request::new(AskedBody::Empty);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.version_mut() = request.version();
+    copy.headers_mut().clone_from(request.headers());
+    Some(copy)
+}
+
+/// What a server is called in `Host`, where a request has named none.
+pub(super) fn host_value(address: &policy::Server) -> Option<HeaderValue> {
+    let shown = address.to_string();
+    HeaderValue::from_str(shown.split_once("://")?.1).ok()
+}

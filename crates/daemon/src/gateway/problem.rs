@@ -1,0 +1,93 @@
+//! Answers of the gateway itself, where it is neither the limiters' nor the service's to speak.
+
+use bytes::Bytes;
+use http::header::{self, HeaderValue};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+/// Why the gateway answers itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// The request is no request.
+    Malformed(&'static str),
+    /// Its body is larger than it may be.
+    TooLarge,
+    /// Its body did not come in time.
+    Slow,
+    /// The method is for proxies of another kind.
+    NoTunnel,
+    /// Nobody is there for it.
+    NoUpstream,
+    /// Who is there for it cannot be reached, or has broken off.
+    Unreachable,
+    /// Who is there for it has not answered in time.
+    Late,
+}
+
+impl Problem {
+    fn status(self) -> StatusCode {
+        match self {
+            Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::NoTunnel => StatusCode::METHOD_NOT_ALLOWED,
+            Self::NoUpstream => StatusCode::NOT_FOUND,
+            Self::Unreachable => StatusCode::BAD_GATEWAY,
+            Self::Late => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// For logs and metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::TooLarge => "too-large",
+            Self::Slow => "slow",
+            Self::NoTunnel => "no-tunnel",
+            Self::NoUpstream => "no-upstream",
+            Self::Unreachable => "unreachable",
+            Self::Late => "late",
+        }
+    }
+
+    fn detail(self) -> &'static str {
+        match self {
+            Self::Malformed(detail) => detail,
+            Self::TooLarge => "The body of the request is larger than this service accepts.",
+            Self::Slow => "The body of the request did not come in time.",
+            Self::NoTunnel => "This gateway makes no tunnels: CONNECT is for proxies of clients.",
+            Self::NoUpstream => "Nothing is served under this address.",
+            Self::Unreachable => {
+                "The service behind this gateway cannot be reached, or has broken off. Try again later."
+            }
+            Self::Late => "The service behind this gateway has not answered in time. Try again later.",
+        }
+    }
+
+    /// The answer, as RFC 9457 has it. Nothing in it tells what is behind the gateway.
+    pub(super) fn answer(self) -> Response<Bytes> {
+        let status = self.status();
+        let body = json!({
+            "type": "about:blank",
+            "title": status.canonical_reason().unwrap_or_default(),
+            "status": status.as_u16(),
+            "detail": self.detail(),
+        });
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self == Self::NoTunnel {
+            headers.insert(
+                header::ALLOW,
+                HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
+            );
+        }
+        // What is left of the body may be anything: nothing more is read from here.
+        if matches!(self, Self::Malformed(_) | Self::TooLarge | Self::Slow) {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

@@ -1,0 +1,97 @@
+//! What becomes of a request, from its first byte to the last of its answer: counted always, and written down if asked for.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::doing::Doing;
+use super::site::Watch;
+use crate::access_log::Entry;
+
+/// One request.
+pub(super) struct Track {
+    watch: Arc<Watch>,
+    doing: Arc<Doing>,
+    begun: Instant,
+    status: u16,
+    bytes: u64,
+    is_whole: bool,
+    entry: Option<Box<Entry>>,
+}
+
+impl Track {
+    pub(super) fn begin(watch: &Arc<Watch>, doing: &Arc<Doing>) -> Self {
+        doing.requests.fetch_add(1, Ordering::AcqRel);
+        doing.served.fetch_add(1, Ordering::Relaxed);
+        watch.counts.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self {
+            entry: watch.log.is_some().then(Box::default),
+            watch: Arc::clone(watch),
+            doing: Arc::clone(doing),
+            begun: Instant::now(),
+            status: 0,
+            bytes: 0,
+            is_whole: false,
+        }
+    }
+
+    pub(super) fn doing(&self) -> &Arc<Doing> {
+        &self.doing
+    }
+
+    /// Who asks for what.
+    pub(super) fn asked(&mut self, method: &str, path: &str, client: Option<IpAddr>) {
+        if let Some(entry) = &mut self.entry {
+            entry.method.push_str(method);
+            entry.path.push_str(path);
+            entry.client = client;
+        }
+    }
+
+    /// Writes more into the log, if there is one.
+    pub(super) fn note(&mut self, write: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = &mut self.entry {
+            write(entry);
+        }
+    }
+
+    pub(super) fn answered(&mut self, status: StatusCode) {
+        self.status = status.as_u16();
+    }
+
+    /// Why it went wrong, for whoever looks after the service.
+    pub(super) fn fails(&mut self, why: &str) {
+        self.watch.counts.upstream_failures.fetch_add(1, Ordering::Relaxed);
+        self.note(|entry| entry.error = Some(why.to_owned()));
+    }
+
+    pub(super) fn sent(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    pub(super) fn ended(&mut self, is_whole: bool) {
+        self.is_whole = is_whole;
+    }
+}
+
+impl Drop for Track {
+    fn drop(&mut self) {
+        self.doing.requests.fetch_sub(1, Ordering::AcqRel);
+        let took = self.begun.elapsed();
+        let counts = &self.watch.counts;
+        counts.in_flight.fetch_sub(1, Ordering::Relaxed);
+        // A client that went away before there was an answer, as others log it.
+        let status = if self.status == 0 { 499 } else { self.status };
+        counts.answered(status, took);
+        if let (Some(mut entry), Some(log)) = (self.entry.take(), &self.watch.log) {
+            entry.status = status;
+            entry.bytes = self.bytes;
+            entry.took = took;
+            entry.is_whole = self.is_whole;
+            log.write(entry);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `tollgate status` and `tollgate switch`: operating a running instance through its admin door.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::Args;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+pub use crate::admin::lines;
+
+/// Where the instance is.
+#[derive(Args, Clone, Debug)]
+pub struct Instance {
+    /// The admin door of the instance
+    #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:8083")]
+    admin: String,
+    /// The token of that door
+    #[arg(long, env = "TOLLGATE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+impl Instance {
+    /// How everything stands.
+    pub async fn status(&self) -> anyhow::Result<Value> {
+        self.ask("GET", "/api/status", None).await
+    }
+
+    /// Sets the mode of a limiter, or of all.
+    pub async fn switch(&self, limiter: Option<&str>, mode: &str) -> anyhow::Result<Value> {
+        let path = match limiter {
+            Some(name) if name.contains(['/', '?', '#', '%', ' ']) => {
+                bail!("{name:?} is no name of a limiter")
+            }
+            Some(name) => format!("/api/limiters/{name}/mode"),
+            None => "/api/mode".to_owned(),
+        };
+        self.ask("POST", &path, Some(json!({ "mode": mode }))).await
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
+        let address: SocketAddr = self
+            .admin
+            .parse()
+            .with_context(|| format!("--admin {:?} is no address: write 127.0.0.1:8083", self.admin))?;
+        let asked = async {
+            let stream = TcpStream::connect(address).await.with_context(|| {
+                format!("nobody answers at {address}: is `tollgate run` at work, and is this its admin door (--admin)?")
+            })?;
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            let mut request =
+                Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
+            if let Some(token) = &self.token {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            }
+            let body = match body {
+                Some(body) => {
+                    request = request.header(header::CONTENT_TYPE, "application/json");
+                    body.to_string()
+                }
+                None => String::new(),
+            };
+            let response = sender.send_request(request.body(Full::new(Bytes::from(body)))?).await?;
+            let status = response.status();
+            let bytes = response.into_body().collect().await?.to_bytes();
+            let value: Value = serde_json::from_slice(&bytes)
+                .with_context(|| format!("{address} is no admin door of a Tollgate: it answered {status}"))?;
+            if status == StatusCode::UNAUTHORIZED {
+                bail!("the admin door at {address} wants its token: say --token, or set TOLLGATE_TOKEN");
+            }
+            if !status.is_success() {
+                bail!("{}", value["detail"].as_str().unwrap_or("it was refused"));
+            }
+            Ok(value)
+        };
+        tokio::time::timeout(Duration::from_secs(10), asked)
+            .await
+            .with_context(|| format!("{address} has not answered within 10 s"))?
+    }
+}

@@ -1,0 +1,368 @@
+//! `tollgate run`: opens the doors, and closes them well.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tollgate::{Companion, Limiter, Mode, Policy, PolicyError, PolicyFile};
+use tollgate_core::policy::{StoreChoice, Upstream};
+
+use crate::access_log::AccessLog;
+use crate::admin::{self, Admin};
+use crate::gateway::{self, Gateway};
+use crate::settings::{self, Door, RunArguments};
+use crate::store::AnyStore;
+use crate::{demo_api, upstreams_watch};
+
+/// Where a policy is looked for when nobody says where it is.
+const USUAL_POLICY: &str = "tollgate.yaml";
+
+/// What is said on the command line and holds for every policy that is loaded.
+#[derive(Clone, Debug, Default)]
+struct Overruling {
+    upstream: Option<Upstream>,
+    store: Option<StoreChoice>,
+}
+
+impl Overruling {
+    fn apply(&self, policy: Policy) -> Policy {
+        let policy = match &self.upstream {
+            Some(upstream) => policy.with_upstream(upstream.clone()),
+            None => policy,
+        };
+        match &self.store {
+            Some(store) => policy.with_store(store.clone()),
+            None => policy,
+        }
+    }
+}
+
+/// The policy at start, and where it is from.
+struct Started {
+    policy: Policy,
+    file: Option<PolicyFile>,
+    path: Option<PathBuf>,
+    /// What is wrong with the file, if it is of no use: everything passes until it is mended.
+    wrong: Option<PolicyError>,
+    is_demo: bool,
+}
+
+impl Started {
+    fn read(arguments: &RunArguments) -> anyhow::Result<Self> {
+        let usual = Path::new(USUAL_POLICY);
+        let path = arguments.policy.clone().or_else(|| usual.exists().then(|| usual.to_owned()));
+        let Some(path) = path else {
+            let (policy, _) = Policy::read(demo_api::POLICY).context("the policy of the demonstration")?;
+            return Ok(Self { policy, file: None, path: None, wrong: None, is_demo: true });
+        };
+        let path = std::path::absolute(path)?;
+        match PolicyFile::read(&path) {
+            Ok(file) => Ok(Self {
+                policy: file.policy().clone(),
+                file: Some(file),
+                path: Some(path),
+                wrong: None,
+                is_demo: false,
+            }),
+            // A server that does not start is worse than one that limits nothing.
+            Err(wrong) => Ok(Self {
+                policy: Policy::read("limiters: {}").context("a policy without limiters")?.0,
+                file: None,
+                path: Some(path),
+                wrong: Some(wrong),
+                is_demo: false,
+            }),
+        }
+    }
+}
+
+/// Runs until it is told to end.
+pub fn run(arguments: &RunArguments) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("TOLLGATE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .try_init();
+    // Doors are served by the gateway's own threads; here is what looks after them.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let ended = runtime.block_on(serve(arguments));
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    ended
+}
+
+async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
+    let mut ends = Ends::new()?;
+    let started = Started::read(arguments)?;
+    let overruling = overruling(arguments, started.is_demo).await?;
+    let policy = overruling.apply(started.policy);
+    let gateway_door = Door::choose(
+        "gateway",
+        "--gateway",
+        arguments.gateway.as_deref(),
+        policy.gateway().listen.as_deref(),
+        "127.0.0.1:8080",
+    )?;
+    let admin_door = Door::choose(
+        "admin door",
+        "--admin",
+        arguments.admin.as_deref(),
+        policy.admin_listen(),
+        "127.0.0.1:8083",
+    )?;
+    admin::check(&admin_door, arguments.token.as_deref())?;
+    if policy.gateway().upstreams.is_empty() && gateway_door.address.is_some() && started.wrong.is_none() {
+        anyhow::bail!(
+            "whom shall requests be passed on to? Say --upstream http://127.0.0.1:9000, or `gateway: {{ upstream: ... }}` in the policy; or close the gateway with --gateway off"
+        );
+    }
+    for server in policy.gateway().upstreams.iter().flat_map(|upstream| &upstream.servers) {
+        let own = gateway_door.address.filter(|address| {
+            address.port() == server.port
+                && (server.host == address.ip().to_string() || server.host == "localhost")
+        });
+        if let Some(own) = own {
+            anyhow::bail!("{server} is the gateway itself ({own}): requests would go round for ever");
+        }
+    }
+    let folder = started.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
+    let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, &folder)).transpose()?;
+    // Before anything else is begun: whoever cannot have his door should know at once.
+    let (gateway_listener, admin_listener) = (gateway_door.open().await?, admin_door.open().await?);
+    let secret = std::env::var("TOLLGATE_SECRET").ok();
+    let store = AnyStore::open(policy.store(), secret).context("the store")?;
+    let log = match arguments.access_log.as_deref().or(policy.gateway().access_log.as_deref()) {
+        None | Some("off") => None,
+        Some(to) => Some(
+            AccessLog::open(to, policy.gateway().log_only_refused)
+                .with_context(|| format!("the access log cannot be written to {to}"))?,
+        ),
+    };
+    let builder = Limiter::builder().store(store);
+    let builder = match started.file {
+        Some(file) => builder.read_file(file.with_policy(policy.clone())),
+        None => builder.read_policy(policy.clone()),
+    };
+    let limiter = builder.build()?;
+    let threads = arguments.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+    let drain = Duration::from(policy.gateway().timeouts.drain);
+    let gateway =
+        Gateway::start(limiter.clone(), policy.clone(), tls, log, threads.unwrap_or(1).clamp(1, 1024))?;
+    let shared = Arc::clone(&gateway.shared);
+    limiter.set_companion(Follower {
+        shared: Arc::clone(&shared),
+        overruling,
+        store: policy.store().clone(),
+    });
+    let watcher = started.path.as_ref().map(|path| limiter.watch_file(path)).transpose()?;
+    tokio::spawn(upstreams_watch::report(Arc::downgrade(&shared)));
+
+    let admin = Admin::new(limiter.clone(), Arc::clone(&shared), arguments.token.clone());
+    let is_ready = admin.readiness();
+    if let Some(listener) = admin_listener {
+        tokio::spawn(admin.serve(listener));
+    }
+    let told = Told {
+        policy: &policy,
+        path: started.path.as_deref(),
+        wrong: started.wrong.as_ref(),
+        is_demo: started.is_demo,
+        gateway: &gateway_door,
+        admin: &admin_door,
+        limiter: &limiter,
+    };
+    told.write(&mut io::stderr().lock())?;
+    match gateway_listener {
+        Some(listener) => {
+            let path = started.path.as_deref();
+            tokio::select! {
+                () = gateway.accept(listener) => {}
+                () = ends.told_to_end(|| reload(&limiter, path)) => {}
+            }
+        }
+        None => ends.told_to_end(|| reload(&limiter, started.path.as_deref())).await,
+    }
+    drop(watcher);
+    is_ready.end();
+    tracing::info!("ending: no more connections are taken; requests in progress have {drain:?}");
+    let left = tokio::select! {
+        left = gateway.drain(drain) => left,
+        () = ends.told_to_end(|| ()) => shared.watch.counts.in_flight.load(std::sync::atomic::Ordering::Relaxed),
+    };
+    if let AnyStore::Shared(store) = limiter.store() {
+        let _ = tokio::time::timeout(Duration::from_secs(1), store.shared().close()).await;
+    }
+    match left {
+        0 => tracing::info!("ended; every request was answered"),
+        left => tracing::warn!("ended; {left} requests had no whole answer yet"),
+    }
+    Ok(())
+}
+
+async fn overruling(arguments: &RunArguments, is_demo: bool) -> anyhow::Result<Overruling> {
+    let mut servers = settings::upstreams(&arguments.upstream)?;
+    if is_demo && servers.is_empty() {
+        let address = demo_api::start().await.context("the demonstration's API cannot be started")?;
+        servers = settings::upstreams(&[format!("http://{address}")])?;
+    }
+    let upstream = (!servers.is_empty()).then(|| Upstream::of("default", servers));
+    let store = arguments.store.as_deref().map(|url| StoreChoice {
+        url: Some(url.to_owned()).filter(|url| url != "memory"),
+        ..StoreChoice::default()
+    });
+    if let Some(url) = store.as_ref().and_then(|store| store.url.as_deref()) {
+        tollgate_redis::RedisStore::check_address(url).context("--store")?;
+    }
+    Ok(Overruling { upstream, store })
+}
+
+/// Loads the policy again because somebody has asked for it.
+fn reload(limiter: &Limiter<AnyStore>, path: Option<&Path>) {
+    let Some(path) = path else {
+        return tracing::warn!("there is no policy file that could be loaded again");
+    };
+    match limiter.reload_file(path) {
+        Ok(unwise) if unwise.is_empty() => tracing::info!(path = %path.display(), "the policy was loaded"),
+        Ok(unwise) => {
+            tracing::warn!(path = %path.display(), "the policy was loaded, and is unwise:\n{unwise}")
+        }
+        Err(error) => {
+            tracing::error!(path = %path.display(), "the policy was not loaded, the one before it goes on: {error}");
+        }
+    }
+}
+
+/// The gateway follows the policies of its limiter.
+struct Follower {
+    shared: Arc<gateway::Shared>,
+    overruling: Overruling,
+    store: StoreChoice,
+}
+
+impl Companion for Follower {
+    fn prepare(&self, policy: &Policy, folder: &Path) -> Result<Box<dyn FnOnce() + Send>, String> {
+        let policy = self.overruling.apply(policy.clone());
+        if *policy.store() != self.store {
+            return Err("`store` has changed: states cannot be moved while they are used. Start again to use another store".to_owned());
+        }
+        let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, folder)).transpose();
+        let tls = tls.map_err(|error| error.to_string())?;
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(move || shared.put_to_work(policy, tls)))
+    }
+}
+
+/// Signals that say what to do.
+struct Ends {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Ends {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits until somebody says that it is over. Whoever only wants the policy loaded again gets that.
+    async fn told_to_end(&mut self, reload: impl Fn()) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hang_up.recv() => reload(),
+            }
+        }
+    }
+}
+
+/// What is told at start.
+struct Told<'t> {
+    policy: &'t Policy,
+    path: Option<&'t Path>,
+    wrong: Option<&'t PolicyError>,
+    is_demo: bool,
+    gateway: &'t Door,
+    admin: &'t Door,
+    limiter: &'t Limiter<AnyStore>,
+}
+
+impl Told<'_> {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "tollgate {}", env!("CARGO_PKG_VERSION"))?;
+        if let Some(wrong) = self.wrong {
+            writeln!(out, "\n{wrong}\n")?;
+            writeln!(
+                out,
+                "  THE POLICY IS OF NO USE: everything passes. It is loaded as soon as the file is mended.\n"
+            )?;
+        }
+        let shown = match self.path {
+            Some(path) => path.display().to_string(),
+            None => format!("the demonstration's ({})", demo_api::POLICY_FILE),
+        };
+        writeln!(out, "  policy    {shown}")?;
+        let store = match self.limiter.store() {
+            AnyStore::Memory(_) => "memory of this process".to_owned(),
+            AnyStore::Shared(store) => store.shared().address().to_owned(),
+        };
+        writeln!(out, "  store     {store}")?;
+        let scheme = if self.policy.gateway().tls.is_some() { "https" } else { "http" };
+        match self.gateway.address {
+            Some(address) => writeln!(out, "  gateway   {scheme}://{address}")?,
+            None => writeln!(out, "  gateway   off")?,
+        }
+        for upstream in &self.policy.gateway().upstreams {
+            let servers: Vec<String> = upstream.servers.iter().map(ToString::to_string).collect();
+            let what = if self.is_demo && servers.len() == 1 { " (the demonstration's API)" } else { "" };
+            writeln!(out, "  upstream  {}: {}{what}", upstream.name, servers.join(", "))?;
+        }
+        match self.admin.address {
+            Some(address) => {
+                writeln!(out, "  admin     http://{address}/metrics, /readyz; `tollgate status`")?
+            }
+            None => writeln!(out, "  admin     off")?,
+        }
+        for (name, mode) in self.limiter.modes() {
+            let kept = self.policy.limiters().iter().find(|limiter| limiter.name == name);
+            let sheds = kept.is_some_and(|limiter| limiter.kind.reason().status() == 503);
+            let what = if sheds { "503" } else { "429" };
+            match mode {
+                Mode::Enforce => writeln!(out, "  limiter   {name} ({what})")?,
+                Mode::Dark => writeln!(out, "  limiter   {name}: DARK, it refuses nobody")?,
+                Mode::Off => writeln!(out, "  limiter   {name}: OFF")?,
+            }
+        }
+        if let (true, Some(address)) = (self.is_demo, self.gateway.address) {
+            writeln!(
+                out,
+                "
+Try it in another terminal:
+
+  # an answer, and how the limit stands
+  curl -i http://{address}/v1/charges -H 'x-api-key: sk_1'
+
+  # more than the 50 a second of the free plan: 429, why, and when to come back
+  curl -si 'http://{address}/v1/charges?n=[1-60]' -H 'x-api-key: sk_2' | tail -n 12
+
+  # four callers with 20 slow requests each take all that is not kept for critical ones: 503
+  for n in $(seq 80); do curl -s 'http://{address}/v1/reports?ms=5000' -H \"x-api-key: $((n % 4))\" -o /dev/null & done; sleep 1; curl -i http://{address}/v1/charges -H 'x-api-key: sk_3'
+
+  # and this one, which is critical, passes meanwhile
+  curl -i -X POST http://{address}/v1/charges -H 'x-api-key: sk_3'
+
+To protect your own API: tollgate run --upstream http://127.0.0.1:9000 --policy tollgate.yaml
+"
+            )?;
+        }
+        out.flush()
+    }
+}
