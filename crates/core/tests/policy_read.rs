@@ -951,6 +951,23 @@ fn utilization_is_read_from_where_the_policy_says() {
 }
 
 #[test]
+fn a_worker_may_have_any_shares_and_times_up_to_days() {
+    for shares in ["good: 50%, bad: 60.5%", "good: 61%, bad: 67.5%", "good: 70.01%, bad: 79.99%"] {
+        for times in ["grace: 28s, full: 120s", "grace: 1s, full: 1d", "grace: 1d, full: 1s, every: 1min"] {
+            worker(&format!("limiters: {{ a: {{ workers: {{ {shares}, {times} }} }} }}"));
+        }
+    }
+    check(
+        "limiters: { a: { workers: { full: 31d } } }\n",
+        &[(1, 35, "`full` is too short or too long", "up to 30d")],
+    );
+    check(
+        "limiters: { a: { workers: { every: 8d } } }\n",
+        &[(1, 36, "`every` is too short or too long", "`every` up to 7d")],
+    );
+}
+
+#[test]
 fn a_worker_has_the_settings_that_are_written() {
     let WorkerPolicy { settings, every, .. } = worker("limiters: { a: { workers: {} } }");
     assert_eq!((settings.good_ppm, settings.bad_ppm), (700_000, 800_000));

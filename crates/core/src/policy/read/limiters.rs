@@ -661,10 +661,10 @@ impl Reader<'_> {
             let place = fields.get("bad").or(fields.get("good")).map_or(node.place, |node| node.place);
             self.error(place, "`good` is above 0%, `bad` below 100%, and `good` not above `bad`");
         } else if let Err(error) = Worker::new(settings) {
-            let name = error.field;
+            let name = if error.field == "max_step" { "every" } else { error.field };
             let place = fields.get(name).map_or(node.place, |node| node.place);
-            let help = "it must be longer than no time, and shares such as 70% and 80% leave more room than 61% and 67.5%";
-            self.error_with(place, format!("`{name}` is too short or too long for these shares"), help);
+            let help = "`full` is longer than no time; `grace` and `full` are up to 30d, `every` up to 7d";
+            self.error_with(place, format!("`{name}` is too short or too long"), help);
         }
         if every < Nanos::new(100_000_000) {
             let place = fields.get("every").map_or(node.place, |node| node.place);
