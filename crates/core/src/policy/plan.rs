@@ -183,6 +183,11 @@ impl Limiter {
         self.matches.is_empty() || self.matches.iter().any(|condition| condition.holds(request))
     }
 
+    /// Whether what a request costs is only known afterwards.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.cost, Cost::Settled { .. })
+    }
+
     fn choice(&self, plan: Option<usize>) -> Option<usize> {
         if self.by_plan.is_empty() { Some(0) } else { *self.by_plan.get(plan?)? }
     }

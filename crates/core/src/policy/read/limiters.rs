@@ -69,6 +69,7 @@ struct Shape {
     fleet: u64,
     reserve: u64,
     mode: FleetMode,
+    is_settled: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -84,6 +85,8 @@ pub(super) struct Drafted {
     shape: Option<Shape>,
     pub(super) place: Place,
     pub(super) lease_place: Option<Place>,
+    pub(super) sample_place: Option<Place>,
+    pub(super) candidate_place: Option<Place>,
     pub(super) lease: Nanos,
 }
 
@@ -252,13 +255,19 @@ impl Reader<'_> {
             ShapeKind::Rate => match &quota.rates {
                 Some(Rates::Unlimited) => Some(None),
                 Some(Rates::Some(rates)) => {
-                    let mut limits = Limits::new();
+                    let (mut limits, mut placed) = (Limits::new(), Vec::new());
                     for rate in rates {
                         let limit = rate_limit(shape, rate);
                         let is_burst =
                             limit.as_ref().is_err_and(|error| ["burst", "queue"].contains(&error.field));
                         let place = rate.burst.filter(|_| is_burst).map_or(rate.place, |burst| burst.place);
-                        limits.push(self.built(place, limit)?);
+                        let limit = self.built(place, limit)?;
+                        limits.push(limit);
+                        placed.push((limit, rate.place));
+                    }
+                    // What is settled afterwards is taken of each as far as it has something left.
+                    if !shape.is_settled {
+                        self.idle_rates(&placed);
                     }
                     Some(Some(limits))
                 }
@@ -354,6 +363,7 @@ impl Reader<'_> {
             fleet: 1,
             reserve: 0,
             mode: FleetMode::Allocation,
+            is_settled: limiter.is_settled(),
         };
         match *kind {
             "rate" => self.rate_shape(&fields, &mut shape),
@@ -376,8 +386,15 @@ impl Reader<'_> {
             }
             _ => {
                 limiter.kind = Kind::Worker(self.workers(fields.get("workers")?, context.classes)?);
-                let lease_place = None;
-                return Some(Drafted { limiter, shape: None, place, lease_place, lease });
+                return Some(Drafted {
+                    limiter,
+                    shape: None,
+                    place,
+                    lease_place: None,
+                    sample_place: None,
+                    candidate_place: None,
+                    lease,
+                });
             }
         }
         self.choices(&mut limiter, &shape, &quota, &what, context)?;
@@ -393,8 +410,16 @@ impl Reader<'_> {
                 limits => limits.flatten(),
             };
         }
-        let lease_place = fields.get("lease").map(|node| node.place);
-        Some(Drafted { limiter, shape: Some(shape), place, lease_place, lease })
+        let place_of = |name: &str| fields.get(name).map(|node| node.place);
+        Some(Drafted {
+            limiter,
+            shape: Some(shape),
+            place,
+            lease_place: place_of("lease"),
+            sample_place: place_of("sample"),
+            candidate_place: place_of("candidate"),
+            lease,
+        })
     }
 
     /// Fields that do not go with the kind.
