@@ -629,6 +629,21 @@ fn everybody_in_one_bucket_for_want_of_trusted_proxies_is_warned_of() {
 }
 
 #[test]
+fn a_route_without_its_space_is_told_apart() {
+    for (route, help) in [
+        ("POST/v1", "did you mean `POST /v1`?"),
+        ("POST/v1/charges", "did you mean `POST /v1/charges`?"),
+        ("get/*", "did you mean `get /*`?"),
+        ("'GET*'", "did you mean `GET *`?"),
+        ("v1/charges", "did you mean `/v1/charges`?"),
+        ("POST", "write `POST *` for every path"),
+    ] {
+        let text = format!("limiters: {{ l: {{ rate: 5/s, match: [{route}] }} }}\n");
+        check(&text, &[(1, 37, "is no condition", help)]);
+    }
+}
+
+#[test]
 fn an_allow_list_of_everybody_is_warned_of() {
     let policy = |list: &str| format!("limiters: {{}}\ntrusted_proxies: []\n{list}\n");
     warned(
