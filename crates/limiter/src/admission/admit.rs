@@ -239,6 +239,9 @@ impl<S: Store + 'static> Shared<S> {
                 limiter.counts.asked.add();
             }
             let Ok(verdict) = self.store.charge(&charges, of.at).await else { continue };
+            if !verdict.degraded.is_empty() {
+                limiter.counts.degraded.add();
+            }
             match (verdict.allowed, watched.is_candidate) {
                 (true, _) => {
                     if let Some(dark) = &of.dark {
@@ -256,6 +259,8 @@ impl<S: Store + 'static> Shared<S> {
                         }
                     }
                 }
+                // An outage says nothing of the limit.
+                (false, _) if verdict.is_closed() => {}
                 (false, true) => limiter.counts.candidate_refused.add(),
                 (false, false) => limiter.counts.would_refuse.add(),
             }
