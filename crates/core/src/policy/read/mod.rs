@@ -1,9 +1,13 @@
 //! From a file as it was written to a policy: everything that is wrong with it is found in one go.
 
 mod conditions;
+mod cost;
 mod limiters;
+mod per;
+mod quotas;
 mod reader;
 mod warnings;
+mod workers;
 
 use std::sync::Arc;
 
@@ -11,7 +15,8 @@ use hashbrown::HashMap;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use self::conditions::Names;
-use self::limiters::{Context, Drafted, Quota};
+use self::limiters::{Context, Drafted};
+use self::quotas::Quota;
 use self::reader::{Fields, Reader, spelled_out};
 use self::warnings::Known;
 use super::address::{AddressHeader, ClientAddress, Networks, V6_PREFIX, parse_network};
