@@ -78,6 +78,15 @@ impl Bucket {
         (self.undelayed != u64::MAX).then(|| self.undelayed / self.token)
     }
 
+    /// Whether this regains tokens no faster, and neither delays anybody.
+    #[cfg(feature = "policy")]
+    pub(crate) fn is_no_faster_than(&self, other: &Self) -> bool {
+        let cross = |a: NonZero<u64>, b: NonZero<u64>| u128::from(a.get()) * u128::from(b.get());
+        self.undelayed().is_none()
+            && other.undelayed().is_none()
+            && cross(self.leak, other.token) <= cross(other.leak, self.token)
+    }
+
     /// How long an empty bucket takes to fill.
     pub fn time_to_fill(&self) -> Nanos {
         Nanos::new(self.full.div_ceil(self.leak.get()))

@@ -56,6 +56,19 @@ impl FixedWindow {
         self.start
     }
 
+    /// Whether `other`, which is no smaller, lets pass whatever this does: its windows are those of this, or lie within them,
+    /// or are made up of them.
+    #[cfg(feature = "policy")]
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        const TOGETHER: WindowStart = WindowStart::Aligned { offset: Nanos::ZERO };
+        let is_within = self.window.is_multiple_of(other.window);
+        let is_made_up = other.window.is_multiple_of(self.window)
+            && other.window.checked_div(self.window).and_then(|windows| windows.checked_mul(self.limit))
+                <= Some(other.limit);
+        self.start == other.start
+            && (self.window == other.window || self.start == TOGETHER && (is_within || is_made_up))
+    }
+
     /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
     pub(crate) fn divided_among(&self, nodes: u64) -> Self {
         let (limit, longer) = divide(self.limit, nodes);

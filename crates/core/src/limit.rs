@@ -274,6 +274,26 @@ impl Limit {
         }
     }
 
+    /// Whether `other` never refuses what this lets pass, where both are charged the same, together or not at all. False if
+    /// that is not certain.
+    #[cfg(feature = "policy")]
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let is_smaller = self.capacity() <= other.capacity();
+        self == other
+            || is_smaller
+                && match (self, other) {
+                    (Self::Bucket(a), Self::Bucket(b)) => a.is_no_faster_than(b),
+                    (Self::FixedWindow(a), Self::FixedWindow(b)) => a.covers(b),
+                    (Self::SlidingWindow(a), Self::SlidingWindow(b)) => a.window() == b.window(),
+                    (Self::Log(a), Self::Log(b)) => a.covers(b),
+                    (Self::Leases(a), Self::Leases(b)) => a.ttl() == b.ttl(),
+                    (Self::Fleet(a), Self::Fleet(b)) => {
+                        a.allocation() <= b.allocation() && a.mode() == b.mode() && a.ttl() == b.ttl()
+                    }
+                    _ => false,
+                }
+    }
+
     /// The share of this limit that each of `nodes` keeps when they cannot keep it together: a part of the capacity, at
     /// least 1, and exactly a part of the rate. Where the limit is smaller than the number of nodes, periods grow instead.
     ///

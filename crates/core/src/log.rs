@@ -111,6 +111,20 @@ impl Log {
         self.count_rejected
     }
 
+    /// Whether `other`, which is no smaller, lets pass whatever this does.
+    #[cfg(feature = "policy")]
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let is_alike = (self.grain, self.spacing, self.count_rejected)
+            == (other.grain, other.spacing, other.count_rejected)
+            && !self.count_rejected;
+        // So many windows of this hold all that counts in one of the other.
+        let windows = other.lifetime.div_ceil(self.lifetime.max(1));
+        let is_made_up = self.grain == 1
+            && self.spacing == 0
+            && windows.checked_mul(self.limit).is_some_and(|most| most <= other.limit);
+        is_alike && (self.lifetime == other.lifetime || is_made_up)
+    }
+
     /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
     pub(crate) fn divided_among(&self, nodes: u64) -> Self {
         let (limit, longer) = divide(self.limit, nodes);

@@ -2,10 +2,10 @@
 //!
 //! One amount runs from rest (below zero, the grace) to full. Utilization above `bad` pushes it up, below
 //! `good` it sinks, in between it stays. The part above zero is split into equal bands, one per class, least
-//! important first: the second class is touched only when the first is gone. All in integers, so that no
-//! sequence of samples drifts.
+//! important first: the second class is touched only when the first is gone. All in integers: where shares and times
+//! leave room for it, no sequence of samples drifts; where they do not, a sample is off by less than one part in 10^12.
 
-use crate::error::{LimitError, within};
+use crate::error::{LimitError, time_within, within};
 use crate::time::{Nanos, Timestamp};
 
 /// One hundred percent, in parts per million.
@@ -97,12 +97,14 @@ impl Source {
     pub const STALE_AFTER: Nanos = Nanos::from_secs(30);
 }
 
-/// The controller: [`WorkerSettings`] that can be computed with exactly.
+/// The controller: [`WorkerSettings`] that can be computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
     settings: WorkerSettings,
-    /// The fastest the amount can move per nanosecond.
+    /// The fastest that it can go per nanosecond. Every speed is a whole number.
     top_speed: i64,
+    /// So much of speed times nanoseconds is 1 of the amount: 1, unless amounts would then be too large.
+    unit: i128,
     /// The amount at which everything is shed.
     full: i64,
     /// The amount at rest, not above zero.
@@ -139,20 +141,28 @@ impl Pressure {
     }
 }
 
+/// No amount is larger.
+const LARGEST: i128 = 1 << 60;
+/// Times up to this, or as long as amounts are exact.
+const LONGEST: Nanos = Nanos::from_secs(30 * 24 * 3600);
+
 impl Worker {
-    /// A controller for `settings`.
+    /// A controller for `settings`. Times are up to 30 days.
     pub fn new(settings: WorkerSettings) -> Result<Self, LimitError> {
         let WorkerSettings { good_ppm, bad_ppm, grace, full, max_step, classes } = settings;
         let bad = within("bad", bad_ppm, 1, PPM - 1)?;
         let good = within("good", good_ppm, 1, bad)?;
         within("classes", u64::from(classes), 1, 1 << 16)?;
         let top_speed = lcm(good, PPM - bad);
-        let longest = (1u64 << 60) / top_speed;
+        let longest = (LARGEST as u64 / top_speed).max(LONGEST.as_u64());
         for (field, value, least) in [("grace", grace, 0), ("full", full, 1), ("max_step", max_step, 1)] {
-            within(field, value.as_u64(), least, longest)?;
+            time_within(field, value, least, longest)?;
         }
-        let scaled = |time: Nanos| (top_speed * time.as_u64()) as i64; // at most 2^60, as checked above
-        Ok(Self { settings, top_speed: top_speed as i64, full: scaled(full), rest: -scaled(grace) })
+        let way = |time: Nanos| i128::from(top_speed) * i128::from(time.as_u64());
+        let unit = ((way(grace.max(full)) + LARGEST - 1) / LARGEST).max(1);
+        let amount = |time: Nanos| way(time).checked_div(unit).unwrap_or(0) as i64; // at most LARGEST
+        let (full, rest) = (amount(full), -amount(grace));
+        Ok(Self { settings, top_speed: top_speed as i64, unit, full, rest })
     }
 
     /// What the controller was made of.
@@ -173,9 +183,11 @@ impl Worker {
     /// The pressure after a sample of the utilization, in parts per million; more than 100 % counts as 100 %.
     pub fn sample(&self, pressure: Pressure, now: Timestamp, utilization_ppm: u64) -> Pressure {
         let last = pressure.sampled.unwrap_or(now);
-        let step = now.since(last).as_u64().min(self.settings.max_step.as_u64()) as i64;
-        let moved = pressure.amount.saturating_add(step.saturating_mul(self.speed(utilization_ppm)));
-        Pressure { amount: moved.clamp(self.rest, self.full), sampled: Some(now.max(last)) }
+        let step = now.since(last).as_u64().min(self.settings.max_step.as_u64());
+        let way = i128::from(step) * i128::from(self.speed(utilization_ppm));
+        let moved = i128::from(pressure.amount) + way.checked_div(self.unit).unwrap_or(0);
+        let amount = moved.clamp(i128::from(self.rest), i128::from(self.full)) as i64;
+        Pressure { amount, sampled: Some(now.max(last)) }
     }
 
     fn speed(&self, utilization_ppm: u64) -> i64 {

@@ -805,6 +805,31 @@ fn a_sample_is_a_share_of_callers_and_always_the_same_ones() {
     assert!((20..90).contains(&few.len()), "{}", few.len());
 }
 
+#[test]
+fn a_sample_treats_all_requests_of_one_bucket_alike() {
+    let is_enforced = |per: &str, name: &str, path: &str, peer: &str| {
+        let policy = read(&format!(
+            "identify: {{ caller: [header: k] }}\ntrusted_proxies: []\nlimiters: {{ l: {{ rate: 5/s, sample: 50%, per: {per} }} }}"
+        ));
+        let headers = [("k", name)];
+        let facts = Facts { headers: &headers, path, peer: ip(peer), ..Facts::default() };
+        !plan(&policy, &facts).charged[0].only_watched
+    };
+    let names: Vec<String> = (0..64).map(|n| format!("n{n}")).collect();
+    let (mut paths_in, mut ips_in) = (0, 0);
+    for n in 0..64 {
+        let (path, peer) = (format!("/p{n}"), format!("203.0.113.{n}"));
+        let of_path = is_enforced("path", "a", &path, "192.0.2.1");
+        assert!(names.iter().all(|name| is_enforced("path", name, &path, "192.0.2.2") == of_path), "{path}");
+        let of_ip = is_enforced("ip", "a", "/", &peer);
+        assert!(names.iter().all(|name| is_enforced("ip", name, "/x", &peer) == of_ip), "{peer}");
+        (paths_in, ips_in) = (paths_in + u32::from(of_path), ips_in + u32::from(of_ip));
+    }
+    assert!((16..48).contains(&paths_in) && (16..48).contains(&ips_in), "{paths_in} {ips_in}");
+    let one = is_enforced("global", "a", "/", "192.0.2.1");
+    assert!(names.iter().all(|name| is_enforced("global", name, "/x", "192.0.2.2") == one));
+}
+
 fn cost_of(policy: &Policy, facts: &Facts<'_>) -> u64 {
     plan(policy, facts).charged[0].cost
 }

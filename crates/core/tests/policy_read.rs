@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use tollgate_core::answer::HeaderStyle;
 use tollgate_core::fixed_window::WindowStart;
 use tollgate_core::fleet::FleetMode;
+use tollgate_core::limit::Op;
 use tollgate_core::log::SubWindows;
 use tollgate_core::policy::{
     Cost, Facts, Kind, Mistakes, Mode, NoTokens, Policy, Surroundings, WorkerPolicy,
@@ -628,6 +629,226 @@ fn everybody_in_one_bucket_for_want_of_trusted_proxies_is_warned_of() {
 }
 
 #[test]
+fn a_route_without_its_space_is_told_apart() {
+    for (route, help) in [
+        ("POST/v1", "did you mean `POST /v1`?"),
+        ("POST/v1/charges", "did you mean `POST /v1/charges`?"),
+        ("get/*", "did you mean `get /*`?"),
+        ("'GET*'", "did you mean `GET *`?"),
+        ("v1/charges", "did you mean `/v1/charges`?"),
+        ("POST", "write `POST *` for every path"),
+    ] {
+        let text = format!("limiters: {{ l: {{ rate: 5/s, match: [{route}] }} }}\n");
+        check(&text, &[(1, 37, "is no condition", help)]);
+    }
+}
+
+#[test]
+fn an_allow_list_of_everybody_is_warned_of() {
+    let policy = |list: &str| format!("limiters: {{}}\ntrusted_proxies: []\n{list}\n");
+    warned(
+        &policy("allow: [10.0.0.0/8, 0.0.0.0/0]"),
+        &[(3, 21, "0.0.0.0/0 is every address: everybody passes", "`mode: off`")],
+    );
+    warned(&policy("allow: [network: '::/0']"), &[(3, 18, "::/0 is every address", "")]);
+    warned(&policy("allow: ['::ffff:0:0/96']"), &[(3, 9, "0.0.0.0/0 is every address", "")]);
+    warned(&policy("allow: [0.0.0.0/1, 0.0.0.0]"), &[]);
+    warned(&policy("block: [0.0.0.0/0]"), &[]);
+}
+
+#[test]
+fn proxies_that_anybody_is_are_warned_of() {
+    let policy = |proxies: &str| format!("limiters: {{}}\ntrusted_proxies: {proxies}\n");
+    let all = "is every address: whoever connects can pretend to be anybody";
+    warned(
+        &policy("[10.0.0.0/8, 0.0.0.0/0, '::/0']"),
+        &[(2, 31, all, "`trusted_hops: 1`"), (2, 42, all, "")],
+    );
+    warned(&policy("[10.0.0.0/8, 0.0.0.0]"), &[]);
+    warned(&policy("[0.0.0.0/0]\ntrusted_hops: 2"), &[]);
+}
+
+#[test]
+fn a_source_behind_ip_is_warned_of() {
+    let policy = |caller: &str| {
+        format!("identify: {{ caller: {caller} }}\ntrusted_proxies: []\nlimiters: {{ l: {{ rate: 5/s }} }}\n")
+    };
+    warned(&policy("[header: k, ip, cookie: c]"), &[(1, 37, "this is never looked at", "put `ip` last")]);
+    warned(&policy("[ip, tls]"), &[(1, 26, "this is never looked at", "")]);
+    warned(&policy("[tls, header: k, ip]"), &[]);
+}
+
+#[test]
+fn rates_that_never_decide_are_warned_of() {
+    let policy =
+        |rates: &str, more: &str| format!("trusted_proxies: []\nlimiters:\n  l: {{ rate: {rates}{more} }}\n");
+    let idle = "this rate never decides";
+    let by = |rate: &str| format!("{idle}: {rate} is at least as strict");
+    warned(&policy("[10/s, 100000/s]", ""), &[(3, 21, &by("10/s"), "leave it out")]);
+    warned(&policy("[100000/s, 10/s]", ""), &[(3, 15, &by("10/s"), "")]);
+    warned(&policy("[10/s, 10/s]", ""), &[(3, 21, idle, "")]);
+    warned(&policy("[10/s, { rate: 600/min, burst: 10 }]", ""), &[(3, 29, idle, "")]);
+    warned(&policy("[10/s, 600/min]", ""), &[(3, 21, &by("10/s"), "")]);
+    warned(&policy("[10/s, 1000/h]", ""), &[]);
+    warned(&policy("[{ rate: 10/s, burst: 50 }, 20/s]", ""), &[]);
+    warned(&policy("[10/s, 100000/s]", ", cost: { response_header: x }"), &[]);
+    for (algorithm, rates, is_idle) in [
+        ("sliding-log", "[10/s, 600/min]", true),
+        ("sliding-log", "[10/s, 599/min]", false),
+        ("sliding-log", "[10/min, 10/s]", true),
+        ("sliding-log", "[10/min, 9/s]", false),
+        ("fixed-window", "[10/s, 600/min]", true),
+        ("fixed-window", "[10/s, 599/min]", false),
+        ("fixed-window", "[10/min, 10/s]", true),
+        ("fixed-window", "[10/2s, 20/3s]", false),
+        ("anchored-window", "[10/min, 10/s]", false),
+        ("anchored-window", "[10/s, 11/s]", true),
+        ("sliding-window", "[10/s, 11/s]", true),
+        ("sliding-window", "[10/min, 10/s]", false),
+        ("sub-windows", "[10/s, 11/s]", true),
+        ("sub-windows", "[10/min, 10/s]", false),
+        ("leaky-queue", "[10/s, 11/s]", false),
+        ("leaky-queue", "[10/s, 10/s]", true),
+        ("interval-bucket", "[10/s, 11/s]", false),
+    ] {
+        let (_, warnings) = Policy::read(&policy(rates, &format!(", algorithm: {algorithm}"))).unwrap();
+        assert_eq!(warnings.to_string().contains(idle), is_idle, "{algorithm} {rates}\n{warnings}");
+    }
+    // Rates of a plan are told of once, however many limiters take them.
+    let plans = "trusted_proxies: []\nplans: { a: { rate: [5/s, 6/s] } }\nlimiters: { l: { rate: plan }, m: { rate: plan } }\n";
+    warned(plans, &[(2, 27, idle, "")]);
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn a_rate_that_is_said_never_to_decide_never_does(
+        algorithm in prop::sample::select(vec!["token-bucket", "fixed-window", "anchored-window", "sliding-window", "sliding-log", "sub-windows", "leaky-queue", "interval-bucket"]),
+        rates in prop::array::uniform2((1..12_u64, prop::sample::select(vec![1, 2, 3, 6, 60_u64]))),
+        calls in prop::collection::vec((prop_oneof![Just(0), 0..3000_u64, 0..90_000_u64], 1..4_u64), 1..80),
+    ) {
+        let [(a, a_period), (b, b_period)] = rates;
+        let text = format!(
+            "limiters:\n  l:\n    per: global\n    algorithm: {algorithm}\n    rate:\n    - {a}/{a_period}s\n    - {b}/{b_period}s\n"
+        );
+        let (policy, warnings) = Policy::read(&text).unwrap();
+        let idle: Vec<usize> = warnings
+            .warnings()
+            .filter(|told| told.message.contains("never decides"))
+            .map(|told| told.line - 6)
+            .collect();
+        prop_assert!(idle.len() < 2, "one of them decides");
+        let limits = &policy.limiters()[0].choices[0];
+        let mut states: Vec<_> = limits.iter().map(Limit::fresh).collect();
+        let mut now = Timestamp::from_secs(1_700_000_000);
+        for (gap, cost) in calls {
+            now = now + Nanos::new(gap * 1_000_000);
+            let passes = |at: usize| limits[at].estimate(&states[at], now, cost.into()).unwrap().allowed;
+            let passes = [passes(0), passes(1)];
+            for idle in &idle {
+                prop_assert!(passes[*idle] || !passes[1 - idle], "{}\n{}", text, warnings);
+            }
+            if passes == [true, true] {
+                for (limit, state) in limits.iter().zip(&mut states) {
+                    prop_assert!(limit.apply(Op::Charge, state, now, cost.into(), now).allowed);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_share_of_nobody_or_of_one_bucket_is_warned_of() {
+    let policy = |limiter: &str| format!("trusted_proxies: []\nlimiters:\n  l: {{ {limiter} }}\n");
+    warned(&policy("rate: 5/s, sample: 0%"), &[(3, 27, "enforced for nobody", "`mode: dark`")]);
+    let one = "a share of one bucket is all or nothing";
+    warned(&policy("rate: 5/s, sample: 10%, per: global"), &[(3, 27, one, "`per: caller`")]);
+    warned(&policy("fleet: 5, for: get, sample: 10%"), &[(3, 36, one, "")]);
+    warned(&policy("rate: 5/s, sample: 100%, per: global"), &[]);
+    warned(&policy("rate: 5/s, sample: 10%"), &[]);
+    warned(&policy("rate: 5/s, sample: 0%, mode: dark"), &[]);
+}
+
+#[test]
+fn a_candidate_that_counts_nothing_is_warned_of() {
+    let policy = |limiter: &str| format!("trusted_proxies: []\nlimiters:\n  l: {{ {limiter} }}\n");
+    let wide = "this candidate counts nothing";
+    warned(&policy("rate: 5/s, candidate: 6/s"), &[(3, 30, wide, "`mode: dark`")]);
+    warned(&policy("rate: 5/s, candidate: 5/s"), &[(3, 30, wide, "")]);
+    warned(&policy("rate: [5/s, 100/h], candidate: 6/s"), &[(3, 39, wide, "")]);
+    warned(&policy("concurrency: 5, candidate: 5"), &[(3, 35, wide, "")]);
+    warned(&policy("fleet: 5, for: get, candidate: 6"), &[(3, 39, wide, "")]);
+    warned(&policy("fleet: 5, for: get, candidate: { reserve: 10% }"), &[(3, 39, wide, "")]);
+    for certain_of_nothing in [
+        "rate: 5/s, candidate: 4/s",
+        "rate: 5/s, candidate: { rate: 6/s, burst: 4 }",
+        "rate: 5/s, candidate: { rate: 4/s, burst: 6 }",
+        "rate: 5/s, candidate: { rate: [6/s, 100/h] }",
+        "rate: 5/s, candidate: 6/s, mode: dark",
+        "rate: 5/s, candidate: 6/s, sample: 10%",
+        "rate: 5/s, candidate: 6/s, cost: { response_header: x }",
+        "concurrency: 5, candidate: 4",
+        "fleet: 5, for: get, candidate: 4",
+        "fleet: 5, for: get, candidate: { reserve: 90% }",
+    ] {
+        warned(&policy(certain_of_nothing), &[]);
+    }
+    warned(&format!("{}mode: dark\n", policy("rate: 5/s, candidate: 6/s")), &[]);
+    let overridden = "identify: { caller: [header: k] }\noverrides: { a: { l: 9/s } }\n";
+    warned(&format!("{overridden}{}", policy("rate: 5/s, candidate: 6/s")), &[]);
+}
+
+#[test]
+fn networks_for_want_of_trusted_proxies_are_warned_of() {
+    let policy = |more: &str| format!("identify: {{ caller: [header: k] }}\n{more}\n");
+    let limiter = "limiters: { l: { rate: 5/s } }";
+    let network = "clients are known by their networks";
+    let tell = "add `trusted_proxies: [10.0.0.0/8]`";
+    warned(&policy(&format!("{limiter}\nblock: [192.0.2.1]")), &[(3, 1, network, tell)]);
+    warned(&policy(&format!("{limiter}\nallow: [192.0.2.1]")), &[(3, 1, network, tell)]);
+    for matches in ["{ network: 10.0.0.0/8 }", "{ path: /a, not: { network: 10.0.0.0/8 } }"] {
+        let limiters = format!("limiters: {{ l: {{ rate: 5/s, match: {matches} }} }}");
+        warned(&policy(&limiters), &[(2, 13, network, tell)]);
+        warned(&policy(&format!("classes: {{ a: {matches} }}\n{limiter}")), &[(2, 12, network, tell)]);
+        warned(&policy(&format!("{limiters}\ntrusted_proxies: []")), &[]);
+        warned(&policy(&format!("{limiters}\ntrusted_hops: 1")), &[]);
+    }
+    warned(&policy(&format!("{limiter}\nblock: [caller: a]")), &[]);
+    // What is missing is told of once.
+    warned(
+        "limiters:\n  l: { rate: 5/s }\nblock: [192.0.2.1]\n",
+        &[(2, 3, "one bucket for everybody", tell)],
+    );
+}
+
+#[test]
+fn addresses_as_names_where_nobody_is_known_by_one_are_warned_of() {
+    let policy = |caller: &str| {
+        format!(
+            "identify:\n  caller: {caller}\n  plan: table\n  table: {{ 203.0.113.1: a, b: a }}\n\
+             overrides: {{ '2001:db8::1': {{ l: 5/s }} }}\nallow: [caller: 203.0.113.2]\n\
+             trusted_proxies: []\nplans: {{ a: {{ rate: 5/s }} }}\nlimiters: {{ l: {{ rate: plan }} }}\n"
+        )
+    };
+    let nobody = "is nobody: callers are not known by their addresses here";
+    let expected = [
+        (4, 12, nobody, "add `ip` to `caller`"),
+        (5, 14, nobody, "add `ip` to `caller`"),
+        (6, 17, nobody, "write `network: 203.0.113.2`"),
+    ];
+    warned(&policy("[header: k]"), &expected);
+    warned(&policy("[header: k, ip]"), &[]);
+    let patterns = |pattern: &str| policy("[header: k, ip]").replace("b: a", &format!("'{pattern}': a"));
+    for pattern in ["203.0.113.*", "203.0.*", "203.*", "2001:db8:*"] {
+        warned(&patterns(pattern), &[(4, 28, "is of no address", "match: { network:")]);
+    }
+    for pattern in ["*", "1*", "v1.*", "sk_*"] {
+        warned(&patterns(pattern), &[]);
+    }
+}
+
+#[test]
 fn other_things_that_are_legal_and_not_meant_are_warned_of() {
     let plans = "plans: { a: { rate: 5/s } }\nlimiters: {}\nidentify: { table: { b: a } }\n";
     warned(plans, &[(3, 13, "no plan is looked for in this table", "plan: [table]")]);
@@ -948,6 +1169,23 @@ fn utilization_is_read_from_where_the_policy_says() {
     let by_header = worker("limiters: { a: { workers: { source: { response_header: X-Utilization } } } }");
     assert_eq!(by_header.source, source("reported"));
     assert_eq!(by_header.reported_in, header);
+}
+
+#[test]
+fn a_worker_may_have_any_shares_and_times_up_to_days() {
+    for shares in ["good: 50%, bad: 60.5%", "good: 61%, bad: 67.5%", "good: 70.01%, bad: 79.99%"] {
+        for times in ["grace: 28s, full: 120s", "grace: 1s, full: 1d", "grace: 1d, full: 1s, every: 1min"] {
+            worker(&format!("limiters: {{ a: {{ workers: {{ {shares}, {times} }} }} }}"));
+        }
+    }
+    check(
+        "limiters: { a: { workers: { full: 31d } } }\n",
+        &[(1, 35, "`full` is too short or too long", "up to 30d")],
+    );
+    check(
+        "limiters: { a: { workers: { every: 8d } } }\n",
+        &[(1, 36, "`every` is too short or too long", "`every` up to 7d")],
+    );
 }
 
 #[test]

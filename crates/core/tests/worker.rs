@@ -71,6 +71,52 @@ fn settings() -> impl Strategy<Value = WorkerSettings> {
     )
 }
 
+/// What somebody may well write: shares to a hundredth of a percent, times from a second to a day, looked at every 100 ms to a
+/// minute, as a policy makes settings of it.
+fn sane() -> impl Strategy<Value = (WorkerSettings, u64)> {
+    let share = 1..10_000_u64;
+    let time = || prop_oneof![1..=300_u64, 1..=86_400_u64].prop_map(|seconds| seconds * SECOND);
+    let every = prop_oneof![1..=600_u64, Just(1), Just(600)].prop_map(|tenths| tenths * (SECOND / 10));
+    (share.clone(), share, time(), time(), every, 1..=5_u32).prop_map(
+        |(one, other, grace, full, every, classes)| {
+            let settings = WorkerSettings {
+                good_ppm: one.min(other) * 100,
+                bad_ppm: one.max(other) * 100,
+                grace: Nanos::new(grace),
+                full: Nanos::new(full),
+                max_step: Nanos::new((4 * every).max(28 * SECOND)),
+                classes,
+            };
+            (settings, every)
+        },
+    )
+}
+
+/// When an amount is first as it should be, looked at every so often. What is far away is approached in longer steps.
+fn reaches(
+    worker: &Worker,
+    (mut pressure, mut now): (Pressure, u64),
+    utilization: u64,
+    every: u64,
+    is: impl Fn(Fraction) -> bool,
+) -> (Pressure, u64) {
+    let long = worker.settings().max_step.as_u64() / every * every;
+    pressure = worker.sample(pressure, Timestamp::from_nanos(now), utilization);
+    for step in [long, every] {
+        while !is(worker.amount(pressure)) {
+            let next = worker.sample(pressure, Timestamp::from_nanos(now + step), utilization);
+            let is_there = is(worker.amount(next));
+            if !is_there || step == every {
+                (pressure, now) = (next, now + step);
+            }
+            if is_there {
+                break;
+            }
+        }
+    }
+    (pressure, now)
+}
+
 /// Gaps between samples, and the utilization at each.
 fn samples() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let gap = prop_oneof![0..=10_u64, 0..=60 * SECOND];
@@ -174,6 +220,58 @@ proptest! {
         }
     }
 
+    /// From rest to everything, and back, at full speed; looked at as seldom as counts, and as often as said near the end.
+    #[test]
+    fn sane_settings_shed_everything_in_the_time_said_within_one_sample(sane in sane(), over in 0..=PPM) {
+        let (settings, every) = sane;
+        let worker = Worker::new(settings).unwrap();
+        let (grace, full) = (settings.grace.as_u64(), settings.full.as_u64());
+        let rest = worker.amount(worker.at_rest());
+        prop_assert!(rest.num < 0 && rest.den > 0);
+
+        let (shedding, at) = reaches(&worker, (worker.at_rest(), 0), PPM + over, every, |p| p.num > 0);
+        prop_assert!(at > grace && at <= grace + every, "the first is shed after {}", at);
+        let (all, at) = reaches(&worker, (shedding, at), PPM + over, every, |p| p.num == p.den);
+        prop_assert!(at >= grace + full && at <= grace + full + every, "all are shed after {}", at);
+        let back = at;
+        let (none, at) = reaches(&worker, (all, at), 0, every, |p| p.num <= 0);
+        prop_assert!(at - back >= full && at - back <= full + every, "none is shed after {}", at - back);
+        let (_, at) = reaches(&worker, (none, at), 0, every, |p| p == rest);
+        prop_assert!(at - back >= full + grace && at - back <= full + grace + every, "rest after {}", at - back);
+    }
+
+    #[test]
+    fn more_trouble_for_longer_never_sheds_less(
+        sane in sane(),
+        samples in samples(),
+        (one, other) in (0..=PPM, 0..=PPM),
+        (soon, later) in (0..=60 * SECOND, 0..=60 * SECOND),
+    ) {
+        let (settings, _) = sane;
+        let worker = Worker::new(settings).unwrap();
+        let (start, now) = after(&worker, &samples);
+        let then = |pressure, gap, utilization| {
+            worker.sample(pressure, Timestamp::from_nanos(now + gap), utilization)
+        };
+        let (calm, busy) = (one.min(other), one.max(other));
+        prop_assert!(then(start, soon, calm).amount() <= then(start, soon, busy).amount());
+        let (short, long) = (soon.min(later), soon.max(later));
+        let (sooner, later) = (then(start, short, busy).amount(), then(start, long, busy).amount());
+        if busy >= settings.bad_ppm {
+            prop_assert!(sooner <= later);
+        } else {
+            prop_assert!(sooner >= later);
+        }
+        // Who was worse off before is worse off afterwards.
+        let (low, high) = (worker.pressure(start.amount() - 1), worker.pressure(start.amount()));
+        let (low, high) = (then(low, 0, busy), then(high, 0, busy));
+        prop_assert!(then(low, long, busy).amount() <= then(high, long, busy).amount());
+        for rank in 0..settings.classes {
+            let p = |pressure| worker.drop_probability(pressure, rank).num;
+            prop_assert!(p(then(start, soon, calm)) <= p(then(start, soon, busy)));
+        }
+    }
+
     #[test]
     fn a_draw_is_shed_exactly_below_the_probability(settings in settings(), samples in samples(), draw in any::<u32>()) {
         let worker = Worker::new(settings).unwrap();
@@ -244,6 +342,23 @@ fn an_idle_box_stops_shedding_after_120_s_and_has_its_grace_back_after_28_s_more
     for dead in [700_000, 799_999] {
         assert_eq!(after(1000 * SECOND, dead).num, rest.den);
     }
+}
+
+#[test]
+fn shares_that_leave_no_room_to_be_exact_are_not_refused() {
+    let day = Nanos::from_secs(86_400);
+    for (good_ppm, bad_ppm) in
+        [(500_000, 605_000), (610_000, 675_000), (700_100, 800_100), (999_999, 999_999)]
+    {
+        let settings =
+            WorkerSettings { good_ppm, bad_ppm, grace: day, full: day, ..WorkerSettings::default() };
+        let worker = Worker::new(settings).unwrap_or_else(|error| unreachable!("{error}"));
+        let amount = worker.amount(worker.at_rest());
+        assert_eq!(amount.num, -amount.den);
+    }
+    let settings = WorkerSettings { full: Nanos::from_secs(31 * 86_400), ..WorkerSettings::default() };
+    let error = Worker::new(settings).map(|_| ()).map_err(|error| error.to_string());
+    assert_eq!(error, Err("full is 2678400s: it must be from 1ns to 2592000s".to_owned()));
 }
 
 #[test]

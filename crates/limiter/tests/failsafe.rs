@@ -370,3 +370,41 @@ fn a_caller_that_goes_away_while_another_part_is_asked_leaves_nothing_behind_her
     assert!(now(world.store.charge(&charges(9), None)).unwrap().allowed);
     assert_eq!(world.left(rate, "away"), 5, "what was decided is kept");
 }
+
+/// What a limiter has counted: would have refused, the candidate would have refused, decided without the store.
+#[cfg(feature = "policy")]
+fn counted(limiter: &tollgate::Limiter<Failsafe<Fragile>>, name: &str) -> (u64, u64, u64) {
+    let report = limiter.report();
+    let (_, counts) = report.limiters.iter().find(|(of, _)| **of == *name).unwrap();
+    (counts.would_refuse, counts.candidate_refused, counts.degraded)
+}
+
+#[cfg(feature = "policy")]
+#[test]
+fn an_outage_is_no_refusal_of_a_limit_that_is_only_watched() {
+    let World { store, health, clock } = world(1);
+    let policy = "
+limiters:
+  closed: { rate: 5/h, per: global, mode: dark, candidate: 2/h, on_store_failure: closed }
+  local: { rate: 5/h, per: global, mode: dark, on_store_failure: local }
+";
+    let limiter = tollgate::Limiter::builder().store(store).clock(clock).policy(policy).build().unwrap();
+    let ask = |times: usize| {
+        for _ in 0..times {
+            assert!(now(limiter.admit(&tollgate::Facts::default())).is_ok());
+        }
+    };
+    ask(3);
+    assert_eq!(counted(&limiter, "closed"), (0, 1, 0));
+    health.fails.store(1, Ordering::Relaxed);
+    ask(10);
+    assert_eq!(counted(&limiter, "closed"), (0, 1, 20), "the limit and its candidate, ten times");
+    assert_eq!(
+        counted(&limiter, "local"),
+        (5, 0, 10),
+        "what its share refuses, the limit would have refused"
+    );
+    health.fails.store(0, Ordering::Relaxed);
+    ask(5);
+    assert_eq!(counted(&limiter, "closed"), (3, 6, 20));
+}

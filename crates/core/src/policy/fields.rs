@@ -223,7 +223,11 @@ pub(crate) static LIMITER: &[Field] = &[
     field("cost", "What a request costs: 1 unless said otherwise.", Either(&[Whole, Map(COST)])),
     field("mode", "What becomes of what it decides.", Words(MODES)),
     field("candidate", "A second threshold that is only counted.", Either(&[Rate, Whole, Map(QUOTA)])),
-    field("sample", "The share of callers for whom it is enforced; for the others it is dark.", Share),
+    field(
+        "sample",
+        "The share of buckets (callers, unless `per` says otherwise) for which it is enforced; for the others it is dark.",
+        Share,
+    ),
     field("on_store_failure", "What it does while the store is away.", Words(FAILURES)),
 ];
 

@@ -82,7 +82,7 @@ pub struct Charged {
     pub cost: u64,
     /// Whether the request is critical to the limiter.
     pub critical: bool,
-    /// Whether it is only watched, because its caller is not among those for whom it is enforced yet.
+    /// Whether it is only watched, because its bucket is not among those for which it is enforced yet.
     pub only_watched: bool,
 }
 
@@ -148,6 +148,7 @@ impl Policy {
                     planned.keys.len() - 1
                 }
             };
+            let is_enforced = |key: &KeyBytes| drawn(&limiter.name, key) < limiter.sample_ppm;
             planned.charged.push(Charged {
                 limiter: index,
                 choice,
@@ -155,7 +156,7 @@ impl Policy {
                 cost: limiter.cost(&request),
                 critical: limiter.is_critical(class),
                 only_watched: limiter.sample_ppm < 1_000_000
-                    && drawn(&limiter.name, &caller) >= limiter.sample_ppm,
+                    && !planned.keys.get(key).is_some_and(is_enforced),
             });
         }
         planned
@@ -176,13 +177,12 @@ impl Policy {
     }
 }
 
-/// A number below a million that is the same for a caller on every node and at all times, and another for every limiter.
-fn drawn(limiter: &str, caller: &Caller<'_>) -> u64 {
+/// A number below a million that is the same for a bucket on every node and at all times, and another for every limiter.
+fn drawn(limiter: &str, key: &KeyBytes) -> u64 {
     let mut hasher = SipHasher13::new();
     hasher.write(limiter.as_bytes());
     hasher.write(&[0xff]);
-    hasher.write(&caller.tag);
-    hasher.write(caller.value());
+    hasher.write(key);
     // The upper bits, so that no share of a million is favoured.
     ((u128::from(hasher.finish()) * 1_000_000) >> 64) as u64
 }
@@ -190,6 +190,11 @@ fn drawn(limiter: &str, caller: &Caller<'_>) -> u64 {
 impl Limiter {
     fn is_for(&self, request: &Request<'_, '_>) -> bool {
         self.matches.is_empty() || self.matches.iter().any(|condition| condition.holds(request))
+    }
+
+    /// Whether what a request costs is only known afterwards.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.cost, Cost::Settled { .. })
     }
 
     fn choice(&self, plan: Option<usize>) -> Option<usize> {

@@ -268,6 +268,9 @@ impl<S: Store + 'static> Shared<S> {
                 limiter.count(of.class, |counts| &counts.asked);
             }
             let Ok(verdict) = self.store.charge(&charges, of.at).await else { continue };
+            if !verdict.degraded.is_empty() {
+                limiter.count(of.class, |counts| &counts.degraded);
+            }
             match (verdict.allowed, watched.is_candidate) {
                 (true, _) => {
                     if let Some(dark) = &of.dark {
@@ -285,6 +288,8 @@ impl<S: Store + 'static> Shared<S> {
                         }
                     }
                 }
+                // An outage says nothing of the limit.
+                (false, _) if verdict.is_closed() => {}
                 (false, true) => limiter.count(of.class, |counts| &counts.candidate_refused),
                 (false, false) => limiter.count(of.class, |counts| &counts.would_refuse),
             }

@@ -66,7 +66,7 @@ counted! {
         would_refuse,
         /// Requests that its candidate would have refused.
         candidate_refused,
-        /// Decisions that were made without the store.
+        /// Decisions that were made without the store, also in the dark and by the candidate.
         degraded,
     }
 }

@@ -45,9 +45,8 @@ impl Reader<'_> {
         let (method, path) = match (words.next(), words.next(), words.next()) {
             (Some(path), None, _) if path.starts_with(['/', '*']) => (None, path),
             (Some(method), Some(path), None) => (Some(method), path),
-            (Some(method), None, _) => {
-                let help = format!("write `{method} *` for every path");
-                self.error_with(node.place, format!("{text:?} is no condition"), help);
+            (Some(word), None, _) => {
+                self.error_with(node.place, format!("{text:?} is no condition"), meant(word));
                 return None;
             }
             _ => {
@@ -168,5 +167,15 @@ impl Reader<'_> {
             let glob = self.text(node, "what a header must be like").map(Glob::new);
             condition.headers.extend(glob.map(|glob| (name.to_ascii_lowercase(), glob)));
         }
+    }
+}
+
+/// What may be meant by a word that is no condition: `POST`, `POST/v1` or `v1/charges`.
+fn meant(word: &str) -> String {
+    let is_method = |word: &str| METHODS.iter().any(|method| method.eq_ignore_ascii_case(word));
+    match word.find(['/', '*']).and_then(|at| word.split_at_checked(at)) {
+        Some((method, path)) if is_method(method) => format!("did you mean `{method} {path}`?"),
+        Some(_) => format!("did you mean `/{word}`?"),
+        None => format!("write `{word} *` for every path"),
     }
 }

@@ -1,10 +1,14 @@
 //! From a file as it was written to a policy: everything that is wrong with it is found in one go.
 
 mod conditions;
+mod cost;
 mod gateway;
 mod limiters;
+mod per;
+mod quotas;
 mod reader;
 mod warnings;
+mod workers;
 
 use std::sync::Arc;
 
@@ -12,7 +16,8 @@ use hashbrown::HashMap;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use self::conditions::Names;
-use self::limiters::{Context, Drafted, Quota};
+use self::limiters::{Context, Drafted};
+use self::quotas::Quota;
 use self::reader::{Fields, Reader, spelled_out};
 use self::warnings::Known;
 use super::address::{AddressHeader, ClientAddress, Networks, V6_PREFIX, parse_network};
@@ -67,6 +72,9 @@ pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Pol
         _ => Err(mistakes),
     }
 }
+
+/// What is right where callers are not known by their addresses.
+const KNOWN_BY_IP: &str = "add `ip` to `caller` in `identify`";
 
 /// Limiters, classes, or patterns of a table, of one policy.
 const MOST: usize = 1000;
@@ -125,18 +133,15 @@ impl Reader<'_> {
         }
         self.check_workers(&drafts);
         self.check_clashes(&drafts);
-        let overrides = top
-            .get("overrides")
-            .map(|node| self.overrides(node, &mut drafts, &plan_names, identify.v6_prefix));
+        let overrides =
+            top.get("overrides").map(|node| self.overrides(node, &mut drafts, &plan_names, &identify));
         let table = identify_fields.as_ref().and_then(|fields| fields.get("table"));
         self.check_table(identify_fields.as_ref(), &identify);
-        let table = table.map(|node| self.table(node, &plan_names, identify.v6_prefix)).unwrap_or_default();
+        let table = table.map(|node| self.table(node, &plan_names, &identify)).unwrap_or_default();
         let default_plan = self.default_plan(identify_fields.as_ref(), &plan_names);
         let jwt = self.jwt(identify_fields.as_ref(), &identify);
-        let allow =
-            top.get("allow").map(|node| self.listed(node, "`allow`", identify.v6_prefix)).unwrap_or_default();
-        let block =
-            top.get("block").map(|node| self.listed(node, "`block`", identify.v6_prefix)).unwrap_or_default();
+        let allow = top.get("allow").map(|node| self.listed(node, "`allow`", &identify)).unwrap_or_default();
+        let block = top.get("block").map(|node| self.listed(node, "`block`", &identify)).unwrap_or_default();
         let answers = top.get("answers").map(|node| self.answers(node)).unwrap_or_default();
         let gateway = top.get("gateway").map(|node| self.gateway(node)).unwrap_or_default();
         let admin_listen = top.get("admin").and_then(|node| {
@@ -145,7 +150,14 @@ impl Reader<'_> {
         });
         let timeout = gateway.timeouts.answer;
         self.check_watched(&drafts, &gateway);
-        let known = Known { store: &store, identify: &identify, address: &address, timeout };
+        let known = Known {
+            store: &store,
+            identify: &identify,
+            address: &address,
+            allow: &allow,
+            block: &block,
+            timeout,
+        };
         self.unwise(&top, &known, &read_classes, &drafts);
         let plan_list: Vec<Plan> = plan_names.iter().map(|name| Plan { name: Arc::from(*name) }).collect();
         Some(Policy {
@@ -346,6 +358,8 @@ impl Reader<'_> {
             };
             if sources.contains(&source) {
                 self.error(node.place, "this source is there twice");
+            } else if sources.last() == Some(&Source::Ip) {
+                self.behind_ip(node.place);
             }
             sources.push(source);
         }
@@ -436,12 +450,13 @@ impl Reader<'_> {
         }
     }
 
-    fn table(&mut self, node: &Node, plans: &[&str], v6_prefix: u8) -> PlanTable {
+    fn table(&mut self, node: &Node, plans: &[&str], identify: &Identify) -> PlanTable {
         let mut table = PlanTable::default();
         for (key, node) in self.entries(node, "`table`").unwrap_or_default() {
             let Some(plan) = self.named(node, "plan", plans) else { continue };
             if !key.name.contains('*') {
-                if !table.insert(Named::of(&key.name, v6_prefix), plan) {
+                self.addressed(key.place, &key.name, identify, KNOWN_BY_IP);
+                if !table.insert(Named::of(&key.name, identify.v6_prefix), plan) {
                     self.same_caller(key.place);
                 }
                 continue;
@@ -451,6 +466,7 @@ impl Reader<'_> {
                 self.error(key.place, format!("there are more than {MOST} patterns"));
                 break;
             }
+            self.pattern_of_addresses(key.place, &key.name, identify);
             table.insert_pattern(Glob::new(&key.name), plan);
         }
         table
@@ -461,7 +477,7 @@ impl Reader<'_> {
         node: &Node,
         drafts: &mut [Drafted],
         plans: &[&str],
-        v6_prefix: u8,
+        identify: &Identify,
     ) -> HashMap<Named, Override> {
         let mut overrides = HashMap::new();
         for (caller, node) in self.entries(node, "`overrides`").unwrap_or_default() {
@@ -485,7 +501,8 @@ impl Reader<'_> {
                     }
                 }
             }
-            if overrides.insert(Named::of(&caller.name, v6_prefix), own).is_some() {
+            self.addressed(caller.place, &caller.name, identify, KNOWN_BY_IP);
+            if overrides.insert(Named::of(&caller.name, identify.v6_prefix), own).is_some() {
                 self.same_caller(caller.place);
             }
         }
@@ -497,12 +514,12 @@ impl Reader<'_> {
         self.error_with(place, "this caller is there twice", "addresses of one IPv6 network are one caller");
     }
 
-    fn listed(&mut self, node: &Node, what: &str, v6_prefix: u8) -> List {
+    fn listed(&mut self, node: &Node, what: &str, identify: &Identify) -> List {
         let (mut list, mut networks) = (List::default(), Vec::new());
         for node in self.list(node, what) {
             if let Value::Text(text) = &node.value {
                 match parse_network(text) {
-                    Ok(network) => networks.push(network),
+                    Ok(network) => networks.push((network, node.place)),
                     Err(problem) if text.contains(['.', ':', '/']) => self.error(node.place, problem),
                     Err(_) => {
                         let help = format!("write `caller: {text}`");
@@ -519,13 +536,18 @@ impl Reader<'_> {
                     let help = format!("write `network: {caller}`");
                     self.error_with(node.place, format!("{caller:?} is a network, and no caller"), help);
                 }
-                list.callers.insert(Named::of(caller, v6_prefix));
+                self.addressed(node.place, caller, identify, &format!("write `network: {caller}`"));
+                list.callers.insert(Named::of(caller, identify.v6_prefix));
             }
             if let Some(node) = fields.get("network") {
-                networks.extend(self.parsed(node, "a network", parse_network));
+                let network = self.parsed(node, "a network", parse_network);
+                networks.extend(network.map(|network| (network, node.place)));
             }
         }
-        list.networks = networks.into_iter().collect();
+        for (network, place) in networks.iter().filter(|_| what == "`allow`") {
+            self.allowed(*place, *network);
+        }
+        list.networks = networks.into_iter().map(|(network, _)| network).collect();
         list
     }
 

@@ -1,12 +1,19 @@
 //! What is legal and probably not meant.
 
-use super::super::address::ClientAddress;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::super::address::{ClientAddress, parse_network};
+use super::super::condition::Condition;
+use super::super::document::{Node, Value};
 use super::super::identify::{Identify, Source};
 use super::super::mistakes::Place;
 use super::super::quantity::spelled;
-use super::super::{Cost, Kind, Mode, Part, StoreChoice};
+use super::super::{Cost, Kind, List, Mode, Part, StoreChoice};
 use super::ReadClass;
 use super::limiters::Drafted;
+use super::quotas::Limits;
 use super::reader::{Fields, Reader};
 use crate::limit::Limit;
 use crate::time::Nanos;
@@ -16,6 +23,8 @@ pub(super) struct Known<'k> {
     pub(super) store: &'k StoreChoice,
     pub(super) identify: &'k Identify,
     pub(super) address: &'k ClientAddress,
+    pub(super) allow: &'k List,
+    pub(super) block: &'k List,
     pub(super) timeout: Nanos,
 }
 
@@ -28,11 +37,17 @@ impl Reader<'_> {
         drafts: &[Drafted],
     ) {
         let timeout = known.timeout;
-        self.unproxied(top, known, drafts);
+        self.unproxied(top, known, classes, drafts);
+        self.believed(top, known.address);
+        let is_enforced = self.mode(top) == Mode::Enforce;
         let unreachable = self.unreachable(classes);
         for draft in drafts {
             self.unmatched(draft, classes, &unreachable);
             self.never_passing(draft);
+            self.sampled(draft);
+            if is_enforced {
+                self.wide_candidate(draft);
+            }
             // In memory places are held without a lease.
             let shared = known.store.url.is_some();
             let has_leases = matches!(draft.limiter.kind, Kind::Concurrency | Kind::Fleet { .. });
@@ -56,7 +71,7 @@ impl Reader<'_> {
     }
 
     /// Everybody in one bucket, or plans that callers choose for themselves.
-    fn unproxied(&mut self, top: &Fields<'_>, known: &Known<'_>, drafts: &[Drafted]) {
+    fn unproxied(&mut self, top: &Fields<'_>, known: &Known<'_>, classes: &[ReadClass], drafts: &[Drafted]) {
         let identify = known.identify;
         let is_told = top.get("trusted_proxies").is_some() || top.get("trusted_hops").is_some();
         let by_caller = identify.caller.iter().any(|(source, _)| *source == Source::Ip);
@@ -64,12 +79,18 @@ impl Reader<'_> {
             let per = &draft.limiter.per;
             per.contains(&Part::Ip) || by_caller && per.contains(&Part::Caller)
         };
-        if !is_told && let Some(draft) = drafts.iter().find(asks) {
+        const TELL: &str = "add `trusted_proxies: [10.0.0.0/8]`, or `trusted_proxies: []` if there is none";
+        let by_address = drafts.iter().find(asks);
+        if let (false, Some(draft)) = (is_told, by_address) {
             self.warn(
                 draft.place,
                 "callers are told apart by their addresses, and behind a proxy all have that of the proxy: one bucket for everybody",
-                "add `trusted_proxies: [10.0.0.0/8]`, or `trusted_proxies: []` if there is none",
+                TELL,
             );
+        } else if let (false, Some(place)) = (is_told, by_network(top, known, classes, drafts)) {
+            let message =
+                "clients are known by their networks, and behind a proxy all have the address of the proxy";
+            self.warn(place, message, TELL);
         }
         let chosen =
             |source: &Source| matches!(source, Source::Header(_) | Source::Cookie(_) | Source::Query(_));
@@ -81,6 +102,107 @@ impl Reader<'_> {
                 place,
                 "callers choose their plans themselves: whatever they write is believed",
                 "add `trusted_proxies: [10.0.0.0/8]`: then only what comes through these is",
+            );
+        }
+    }
+
+    /// Proxies that anybody is. With a number of them, only so many are believed.
+    fn believed(&mut self, top: &Fields<'_>, address: &ClientAddress) {
+        let Some(Node { value: Value::List(list), .. }) = top.get("trusted_proxies") else { return };
+        for node in list.iter().filter(|_| address.hops.is_none()) {
+            if let Value::Text(text) = &node.value
+                && parse_network(text).is_ok_and(|network| network.prefix_len() == 0)
+            {
+                self.warn(
+                    node.place,
+                    format!("{} is every address: whoever connects can pretend to be anybody", text.trim()),
+                    "name the networks of your proxies, or say how many there are: `trusted_hops: 1`",
+                );
+            }
+        }
+    }
+
+    /// Everybody passes.
+    pub(super) fn allowed(&mut self, place: Place, network: IpNet) {
+        if network.prefix_len() == 0 {
+            let message = format!("{network} is every address: everybody passes without being limited");
+            self.warn(place, message, "name the networks that may; to limit nobody, say `mode: off`");
+        }
+    }
+
+    /// An address as the name of a caller, where no caller is known by its address.
+    pub(super) fn addressed(&mut self, place: Place, name: &str, identify: &Identify, help: &str) {
+        let is_asked = identify.caller.iter().any(|(source, _)| *source == Source::Ip);
+        if !is_asked && name.parse::<IpAddr>().is_ok() {
+            let message = format!("{name} is nobody: callers are not known by their addresses here");
+            self.warn(place, message, help);
+        }
+    }
+
+    /// A pattern that looks as if it were of addresses.
+    pub(super) fn pattern_of_addresses(&mut self, place: Place, pattern: &str, identify: &Identify) {
+        let is_asked = identify.caller.iter().any(|(source, _)| *source == Source::Ip);
+        let stands_for = ["0", "0.0", "0.0.0", ":"];
+        if is_asked && stands_for.iter().any(|some| pattern.replace('*', some).parse::<IpAddr>().is_ok()) {
+            self.warn(
+                place,
+                format!("{pattern} is of no address: patterns are of names"),
+                "limits by network are `match: { network: 10.0.0.0/8 }`",
+            );
+        }
+    }
+
+    /// What is behind `ip` is never asked.
+    pub(super) fn behind_ip(&mut self, place: Place) {
+        self.warn(place, "this is never looked at: every request has an address", "put `ip` last");
+    }
+
+    /// Rates of one limiter that never decide.
+    pub(super) fn idle_rates(&mut self, rates: &[(Limit, Place)]) {
+        for (at, (limit, place)) in rates.iter().enumerate() {
+            let stricter = rates.iter().enumerate().find(|(other, (strict, _))| {
+                *other != at && strict.covers(limit) && (!limit.covers(strict) || *other < at)
+            });
+            if let Some((_, (_, other))) = stricter {
+                let other = self.mistakes.text_at(*other).to_owned();
+                let message = format!("this rate never decides: {other} is at least as strict in all");
+                self.warn(*place, message, "leave it out");
+            }
+        }
+    }
+
+    /// A share that is nobody, or of one.
+    fn sampled(&mut self, draft: &Drafted) {
+        let (Some(place), Mode::Enforce) = (draft.sample_place, draft.limiter.mode) else { return };
+        match draft.limiter.sample_ppm {
+            0 => self.warn(place, "it is enforced for nobody", "say `mode: dark`"),
+            1_000_000 => {}
+            _ if draft.limiter.per.is_empty() => self.warn(
+                place,
+                "a share of one bucket is all or nothing",
+                "leave it out, or tell buckets apart: `per: caller`",
+            ),
+            _ => {}
+        }
+    }
+
+    /// A candidate that refuses nothing that was not refused before. In the dark both are asked everything.
+    fn wide_candidate(&mut self, draft: &Drafted) {
+        let limiter = &draft.limiter;
+        let (Some(candidate), Some(place)) = (&limiter.candidate, draft.candidate_place) else { return };
+        let is_wide = |limits: &Limits| {
+            candidate.iter().all(|candidate| limits.iter().any(|limit| limit.covers(candidate)))
+        };
+        if limiter.mode == Mode::Enforce
+            && limiter.sample_ppm == 1_000_000
+            && !limiter.is_settled()
+            && !limiter.choices.is_empty()
+            && limiter.choices.iter().all(is_wide)
+        {
+            self.warn(
+                place,
+                "this candidate counts nothing: what it would refuse has been refused before",
+                "make it stricter than the limit; to try a wider one, say `mode: dark`",
             );
         }
     }
@@ -110,7 +232,7 @@ impl Reader<'_> {
     fn unmatched(&mut self, draft: &Drafted, classes: &[ReadClass], unreachable: &[usize]) {
         let conditions = &draft.limiter.matches;
         let is_dead = |class: &usize| unreachable.contains(class) && *class < classes.len();
-        let impossible = |condition: &super::Condition| {
+        let impossible = |condition: &Condition| {
             condition.is_impossible()
                 || !condition.classes.is_empty() && condition.classes.iter().all(is_dead)
         };
@@ -139,4 +261,23 @@ impl Reader<'_> {
     fn dead(&mut self, place: Place, name: &str) {
         self.warn(place, format!("no request can match {name:?}"), "it limits nothing");
     }
+}
+
+/// The first that asks for the network of a client.
+fn by_network(
+    top: &Fields<'_>,
+    known: &Known<'_>,
+    classes: &[ReadClass],
+    drafts: &[Drafted],
+) -> Option<Place> {
+    fn asks(condition: &Condition) -> bool {
+        condition.networks.is_some() || condition.not.iter().any(asks)
+    }
+    let class = classes.iter().find(|read| read.class.conditions.iter().any(asks));
+    let limiter = drafts.iter().find(|draft| draft.limiter.matches.iter().any(asks));
+    let listed = [("block", known.block), ("allow", known.allow)];
+    let list = listed.into_iter().find(|(_, list)| !list.networks.is_empty());
+    list.and_then(|(name, _)| top.place_of(name))
+        .or(class.and_then(|read| read.place))
+        .or(limiter.map(|draft| draft.place))
 }

@@ -1,0 +1,67 @@
+//! What requests cost.
+
+use super::super::document::Value;
+use super::super::{Cost, fields, quantity};
+use super::limiters::Context;
+use super::reader::{Fields, Reader, spelled_out};
+
+impl Reader<'_> {
+    pub(super) fn cost(&mut self, limiter: &Fields<'_>, context: &Context<'_>) -> Cost {
+        let Some(node) = limiter.get("cost") else { return Cost::Fixed(1) };
+        if !matches!(node.value, Value::Map(_)) {
+            return Cost::Fixed(self.parsed(node, "a cost", quantity::some).unwrap_or(1));
+        }
+        let Some(fields) = self.fields(node, "a cost", fields::COST) else { return Cost::Fixed(1) };
+        const WAYS: [&str; 3] = ["class", "header", "response_header"];
+        let ways = fields.present(&WAYS);
+        // What a caller can leave out, and what is not known yet, must cost something: else nobody is ever refused.
+        let least = if ways == ["class"] { quantity::whole } else { quantity::some };
+        let otherwise =
+            fields.get("otherwise").and_then(|node| self.parsed(node, "`otherwise`", least)).unwrap_or(1);
+        let header = |reader: &mut Self, name: &str| {
+            let name = reader.text(fields.get(name)?, "the name of a header")?;
+            Some(name.to_ascii_lowercase())
+        };
+        let cost = match ways.as_slice() {
+            ["class"] => {
+                let entries = fields.get("class").and_then(|node| self.entries(node, "costs by class"));
+                let mut classes = Vec::new();
+                for (key, node) in entries.unwrap_or_default() {
+                    match context.classes.iter().position(|class| *class == key.name) {
+                        Some(class) => {
+                            let cost = self.parsed(node, "a cost", quantity::whole);
+                            classes.extend(cost.map(|cost| (class, cost)));
+                        }
+                        None => self.unknown(key.place, "class", &key.name, context.classes.iter().copied()),
+                    }
+                }
+                Some(Cost::ByClass { classes, otherwise })
+            }
+            ["header"] => {
+                let max = fields.get("max").and_then(|node| self.parsed(node, "`max`", quantity::some));
+                header(self, "header").map(|name| Cost::Header {
+                    name,
+                    otherwise,
+                    max: max.unwrap_or(u64::MAX),
+                })
+            }
+            ["response_header"] => {
+                if limiter.get("rate").is_none() {
+                    self.error(
+                        node.place,
+                        "what is in progress is not settled afterwards: `response_header` goes with `rate`",
+                    );
+                }
+                header(self, "response_header").map(|header| Cost::Settled { header, estimate: otherwise })
+            }
+            _ => {
+                self.error(node.place, format!("a cost is a number, or by one of {}", spelled_out(&WAYS)));
+                None
+            }
+        };
+        if let (Some(place), false) = (fields.place_of("max"), ways == ["header"]) {
+            self.error(place, "`max` goes with `header`");
+        }
+        cost.unwrap_or(Cost::Fixed(1))
+    }
+}
