@@ -217,6 +217,11 @@ impl AnswerBody {
         Self { kind: Kind::Text(text), carried: Some(Box::new(carried)) }
     }
 
+    /// Nothing, with which nothing ends.
+    pub(super) fn empty() -> Self {
+        Self { kind: Kind::Text(Bytes::new()), carried: None }
+    }
+
     pub(super) fn passed(body: Incoming, patience: Duration, carried: Box<Carried>) -> Self {
         let mut passed = Self { kind: Kind::Passed { body, patience, timer: None }, carried: Some(carried) };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.

@@ -150,7 +150,6 @@ where
     let edge = Edge { worker: Arc::clone(&worker), connection: Arc::new(connection) };
     let served = http1::Builder::new()
         .half_close(false)
-        .max_headers(128)
         .max_buf_size(site.max_head.max(64 << 10) + (8 << 10))
         .max_header_size(site.max_head)
         .pipeline_flush(true)

@@ -1,6 +1,7 @@
 //! The whole path of a request through the gateway, on one screen.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
@@ -65,7 +66,9 @@ pub(super) async fn answer(
         tokio::time::sleep(delay).await;
     }
     let Some(upstream) = site.policy.upstream_of(&facts).and_then(|at| site.upstreams.get(at)) else {
-        return own(Problem::NoUpstream, track);
+        // Where there is none at all, that is not the client's mistake.
+        let is_ours = site.upstreams.is_empty();
+        return own(if is_ours { Problem::Unreachable } else { Problem::NoUpstream }, track);
     };
     track.note(|entry| entry.upstream = Some(Arc::clone(&upstream.policy.name)));
     if is_larger(&parts.headers, site.max_body) {
@@ -114,7 +117,7 @@ pub(super) async fn answer(
         .then(|| fields::upgrade_of(response.headers()));
     fields::strip_hop_by_hop(response.headers_mut());
     add_fields(response.headers_mut(), permit.headers());
-    if permit.decision().degraded {
+    if permit.is_degraded() {
         response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
     }
     let mut carried = Box::new(Carried { permit: Some(permit), lent: Some(lent), track, progress: None });
@@ -124,9 +127,10 @@ pub(super) async fn answer(
             headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
             headers.insert(header::UPGRADE, protocol);
             let server = tunnel::server_end(&mut response);
-            let track = Track::begin(&shared.watch, &connection.doing);
+            // From here on it is not HTTP that comes from the client.
+            connection.doing.is_upgraded.store(true, Ordering::Release);
             tokio::spawn(tunnel::connect(Ends { client, server }, carried, site.times.idle));
-            response.map(|_| AnswerBody::text(Bytes::new(), track))
+            response.map(|_| AnswerBody::empty())
         }
         // Nobody has asked for it.
         (Some(_), None) => {
@@ -181,6 +185,9 @@ fn check(parts: &http::request::Parts) -> Result<(), Problem> {
         _ if hosts > 1 => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
     }
+    if parts.uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(Problem::Malformed("The target of a request names no user."));
+    }
     if let (Some(authority), Some(host)) = (parts.uri.authority(), parts.headers.get(header::HOST))
         && !authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes())
     {
@@ -226,6 +233,8 @@ fn rewritten(
     fields::strip_hop_by_hop(&mut headers);
     fields::strip_ours(&mut headers);
     fields::keep_trailers(&mut headers);
+    // What the client waits for before it sends its body is ours to say.
+    headers.remove(header::EXPECT);
     if !is_http1 {
         fields::join_cookies(&mut headers);
     }

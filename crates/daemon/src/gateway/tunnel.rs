@@ -1,7 +1,6 @@
 //! Connections that change their protocol, such as WebSocket: bytes go both ways until one side ends, and the request is in
 //! progress for as long.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -30,7 +29,6 @@ pub(super) fn server_end(response: &mut Response<Incoming>) -> OnUpgrade {
 
 /// Connects both ends until one of them is closed, or nothing has gone either way for so long.
 pub(super) async fn connect(ends: Ends, mut carried: Box<Carried>, patience: Duration) {
-    carried.track.doing().is_upgraded.store(true, Ordering::Release);
     let (Ok(client), Ok(server)) = tokio::join!(ends.client, ends.server) else { return };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_server, to_server) = tokio::io::split(TokioIo::new(server));

@@ -214,6 +214,11 @@ impl<S: Store + 'static> Permit<S> {
         }
     }
 
+    /// Whether something was decided without the store.
+    pub fn is_degraded(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.degraded)
+    }
+
     /// How long the request should wait before it goes on: not at all, unless a queue (`algorithm: leaky-queue`) says so.
     pub fn delay(&self) -> std::time::Duration {
         self.held.as_ref().map_or(std::time::Duration::ZERO, |held| held.delay.into())
