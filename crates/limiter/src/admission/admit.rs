@@ -88,7 +88,8 @@ impl<S: Store + 'static> Shared<S> {
         if let Some(retry_after) = self.sheds(&running, planned.class) {
             let refused = Refused { retry_after: Some(retry_after), ..shed(&running) };
             running.count(planned.class, |counts| &counts.refused);
-            return Err(Refusal::new(refused, running, now, self.draw()));
+            let refusal = Refusal::new(refused, running, now, self.draw());
+            return Err(refusal.of(planned.class, planned.plan));
         }
         let mut held = Box::new(Held {
             class: planned.class,
@@ -109,7 +110,8 @@ impl<S: Store + 'static> Shared<S> {
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err(refused) = self.charge(&mut held).await {
             held.running.count(held.class, |counts| &counts.refused);
-            return Err(Refusal::new(refused, Arc::clone(&held.running), now, self.draw()));
+            let refusal = Refusal::new(refused, Arc::clone(&held.running), now, self.draw());
+            return Err(refusal.of(held.class, held.plan));
         }
         held.running.count(held.class, |counts| &counts.passed);
         // From here on it is given back, whatever happens.

@@ -414,8 +414,9 @@ impl<S: Store + 'static> Limiter<S> {
     /// use tollgate::{Facts, Limiter};
     ///
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// let limiter = Limiter::from_policy("limiters: { fleet-usage: { fleet: 100, reserve: 20%, for: [other] } }")?;
-    /// let _permit = limiter.admit(&Facts::default()).await.unwrap();
+    /// let policy = "classes: { critical: [POST /charges] }\nlimiters: { fleet-usage: { fleet: 100, reserve: 20% } }";
+    /// let limiter = Limiter::from_policy(policy)?;
+    /// let _permit = limiter.admit(&Facts { method: "POST", path: "/charges", ..Facts::default() }).await.unwrap();
     /// let fleets = limiter.fleet_use().await.unwrap();
     /// assert_eq!((fleets[0].capacity, fleets[0].allocation), (100, 80));
     /// assert_eq!((fleets[0].used.critical, fleets[0].used.other), (1, 0));

@@ -62,15 +62,21 @@ where
             let headers = InMap(&parts.headers);
             let permit = match limiter.admit(&facts(&parts, &headers, &hints)).await {
                 Ok(permit) => permit,
-                Err(refusal) => return Ok(refused(&refusal, &parts.headers, parts.uri.path())),
+                Err(refusal) => {
+                    let mut response = refused(&refusal, &parts.headers, parts.uri.path());
+                    response.extensions_mut().insert(refusal);
+                    return Ok(response);
+                }
             };
             let delay = permit.delay();
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
+            let decision = permit.decision();
             let mut request = Request::from_parts(parts, body);
-            request.extensions_mut().insert(permit.decision());
+            request.extensions_mut().insert(decision.clone());
             let mut response = inner.call(request).await?;
+            response.extensions_mut().insert(decision);
             permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
             add(response.headers_mut(), permit.headers());
             Ok(response.map(|body| LimitedBody::passed(body, permit)))
