@@ -369,6 +369,12 @@ impl Policy {
         self.timeout
     }
 
+    /// Whether callers, or buckets of some limiter, are told apart by address.
+    pub fn asks_for_addresses(&self) -> bool {
+        self.identify.caller.iter().any(|(source, _)| *source == identify::Source::Ip)
+            || self.limiters.iter().any(|limiter| limiter.per.contains(&Part::Ip))
+    }
+
     pub(crate) fn plan_named(&self, name: &str) -> Option<usize> {
         self.plan_names.get(name).copied()
     }

@@ -28,7 +28,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::sync::{Semaphore, mpsc};
 use tollgate::core::store::Store;
-use tollgate::tower::{Hints, TollgateLayer};
+use tollgate::tower::TollgateLayer;
 use tollgate::{Clock, Failsafe, Limiter, ManualClock, MemoryStore, SystemClock};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::RedisServer;
@@ -116,10 +116,8 @@ pub async fn serve<S: Store + 'static>(limiter: Limiter<S>, clock: ManualClock) 
         let first = futures_util::stream::once(async { Ok(Bytes::from("begun ")) });
         Response::new(Body::from_stream(first.chain(futures_util::stream::unfold((), next))))
     };
-    let layer = TollgateLayer::new(limiter.clone()).hints(|parts| Hints {
-        peer: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip()),
-        ..Hints::default()
-    });
+    let layer = TollgateLayer::new(limiter.clone())
+        .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
     let app = Router::new()
         .route("/slow", any(slow))
         .route("/stream", any(streaming))

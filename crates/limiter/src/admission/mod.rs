@@ -446,6 +446,12 @@ impl<S: Store + 'static> Limiter<S> {
         &self.shared.store
     }
 
+    /// Whether the policy at work tells callers apart by address.
+    #[cfg(feature = "tower")]
+    pub(crate) fn asks_for_addresses(&self) -> bool {
+        self.shared.running.load().policy.asks_for_addresses()
+    }
+
     /// The policy at work.
     pub fn policy(&self) -> Policy {
         self.shared.running.load().policy.clone()

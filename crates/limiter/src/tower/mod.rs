@@ -24,7 +24,8 @@
 //! * Clones share one limiter, and an idle connection holds nothing: a permit is taken when a request comes, not when a
 //!   service is ready for one.
 //!
-//! What the layer cannot know of a request it is told by [`TollgateLayer::hints`]: the peer's address, above all.
+//! What the layer cannot know of a request it is told: the peer's address by [`TollgateLayer::peer`], all else by
+//! [`TollgateLayer::hints`].
 
 mod body;
 mod facts;
@@ -32,6 +33,6 @@ mod layer;
 mod service;
 
 pub use body::LimitedBody;
-pub use facts::Hints;
+pub use facts::{Hints, Peer};
 pub use layer::TollgateLayer;
 pub use service::TollgateService;

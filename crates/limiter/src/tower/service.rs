@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -15,7 +14,7 @@ use tower_service::Service;
 
 use super::body::LimitedBody;
 use super::facts::{InMap, facts};
-use super::layer::HintsOf;
+use super::layer::Known;
 use crate::admission::{Limiter, Refusal};
 use crate::memory::MemoryStore;
 
@@ -23,12 +22,12 @@ use crate::memory::MemoryStore;
 pub struct TollgateService<T, S: Store + 'static = MemoryStore> {
     inner: T,
     limiter: Limiter<S>,
-    hints: Option<HintsOf>,
+    known: Known,
 }
 
 impl<T, S: Store + 'static> TollgateService<T, S> {
-    pub(super) fn new(inner: T, limiter: Limiter<S>, hints: Option<HintsOf>) -> Self {
-        Self { inner, limiter, hints }
+    pub(super) fn new(inner: T, limiter: Limiter<S>, known: Known) -> Self {
+        Self { inner, limiter, known }
     }
 }
 
@@ -53,12 +52,11 @@ where
         // The one that is ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let (limiter, hints) = (self.limiter.clone(), self.hints.clone());
+        let (limiter, known) = (self.limiter.clone(), self.known.clone());
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            // A hook that panics is no reason to fail a request.
-            let hints = hints.and_then(|hints| catch_unwind(AssertUnwindSafe(|| hints(&parts))).ok());
-            let hints = hints.unwrap_or_default();
+            let hints = known.of(&parts);
+            known.watch_peer(hints.peer, || limiter.asks_for_addresses());
             let headers = InMap(&parts.headers);
             let permit = match limiter.admit(&facts(&parts, &headers, &hints)).await {
                 Ok(permit) => permit,
@@ -128,7 +126,7 @@ fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
 
 impl<T: Clone, S: Store> Clone for TollgateService<T, S> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), limiter: self.limiter.clone(), hints: self.hints.clone() }
+        Self { inner: self.inner.clone(), limiter: self.limiter.clone(), known: self.known.clone() }
     }
 }
 
