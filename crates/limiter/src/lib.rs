@@ -121,7 +121,7 @@ pub use admission::Watcher;
 #[cfg(feature = "policy")]
 pub use admission::{
     ClassStats, Decision, FleetUse, Limiter, LimiterBuilder, LimiterReport, LimiterStanding, LimiterStats,
-    Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Timings, Totals, WorkerStanding,
+    Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Settle, Timings, Totals, WorkerStanding,
 };
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};

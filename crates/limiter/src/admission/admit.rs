@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
@@ -18,6 +17,7 @@ use super::leases::Lease;
 use super::permit::{Dark, Held, Permit, Taken, charge, standing};
 use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
+use super::settle::Bill;
 use super::{Limiter, Shared};
 
 /// One of so many requests is measured where the store answers at once.
@@ -103,7 +103,7 @@ impl<S: Store + 'static> Shared<S> {
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
-            settled: AtomicU64::new(0),
+            bill: None,
             dark: None,
             running,
         });
@@ -120,6 +120,7 @@ impl<S: Store + 'static> Shared<S> {
         self.keep_leases(held);
         // What is only watched comes last, and changes nothing.
         let watched = self.watched(held);
+        held.bill = Bill::of(held);
         if !watched.is_empty() {
             let shared = Arc::clone(self);
             let watching = Watching {

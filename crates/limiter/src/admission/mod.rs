@@ -7,6 +7,7 @@ mod leases;
 mod permit;
 mod refusal;
 mod running;
+mod settle;
 mod timings;
 #[cfg(feature = "jwt")]
 mod tokens;
@@ -46,6 +47,7 @@ pub use file::PolicyFile;
 pub use permit::{Decision, Permit};
 pub use refusal::Refusal;
 pub use running::PolicyError;
+pub use settle::Settle;
 pub use timings::Timings;
 #[cfg(feature = "jwt")]
 pub use tokens::JwtTokens;

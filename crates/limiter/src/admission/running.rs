@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tollgate_core::decision::{Reason, Unit};
-use tollgate_core::policy::{self, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy};
+use tollgate_core::policy::{self, Cost, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy};
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::worker::PPM;
 use tollgate_core::{Limit, LimitError, Nanos};
@@ -65,6 +65,8 @@ pub(super) struct Running {
     /// By the place of the class.
     pub(super) classes: Vec<(Arc<str>, Arc<ClassCounts>)>,
     pub(super) all: Arc<Switch>,
+    /// Whether some limiter's cost is only known afterwards.
+    pub(super) has_settled: bool,
     /// Who vouches for tokens by the policy's own keys.
     pub(super) vouching: Vouching,
 }
@@ -210,7 +212,10 @@ impl Running {
             let names = classes.iter().map(|(name, _)| name);
             limiters.push(RunningLimiter::start(limiter, store, lasting, names)?);
         }
-        Ok(Self { limiters, worker, classes, all: Arc::clone(&lasting.all), vouching, policy })
+        let has_settled =
+            policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
+        let all = Arc::clone(&lasting.all);
+        Ok(Self { limiters, worker, classes, all, has_settled, vouching, policy })
     }
 
     /// The mode of a limiter at this moment.

@@ -73,6 +73,9 @@ where
             let decision = permit.decision();
             let mut request = Request::from_parts(parts, body);
             request.extensions_mut().insert(decision.clone());
+            if let Some(settle) = permit.settle_later() {
+                request.extensions_mut().insert(settle);
+            }
             let mut response = inner.call(request).await?;
             response.extensions_mut().insert(decision);
             permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
