@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Facts, Limiter, ManualClock, Mode, Timestamp};
+use tollgate::{Facts, Limiter, ManualClock, Mode, Policy, Quota, Timestamp};
 
 const ENFORCED: &str = "
 identify: { caller: [header: x-api-key] }
@@ -250,4 +250,19 @@ fn a_reload_that_has_nothing_to_do_with_it_leaves_a_shedder_where_it_is() {
         .reload_text(&format!("limiters:\n  more: {{ rate: 1000/s, per: global }}\n  {workers}\n"))
         .unwrap();
     assert_eq!(limiter.admit_now(&Facts::default()).unwrap_err().status(), 503);
+}
+
+#[test]
+fn limiters_that_are_named_one_by_one_decide_as_those_of_a_policy() {
+    let builder = || Limiter::builder().caller_header("x-api-key").rate("rate", Quota::per_day(3));
+    let limiter = builder().build().unwrap();
+    let headers = [("x-api-key", "a")];
+    assert_eq!(passed(&limiter, &Facts { headers: &headers, ..Facts::default() }), 3);
+    let (read, _) =
+        Policy::read("identify: { caller: [header: x-api-key] }\nlimiters: { rate: { rate: 3/d } }").unwrap();
+    assert_eq!(limiter.policy(), read);
+    let wrong = builder().rate("rate", Quota::per_day(0)).build().unwrap_err().to_string();
+    assert!(wrong.contains("two limiters") && wrong.contains("rate is 0"), "{wrong}");
+    let twice = builder().policy("limiters: {}").build().unwrap_err().to_string();
+    assert!(twice.contains("leave it out"), "{twice}");
 }

@@ -55,7 +55,7 @@ pub use facts::{Facts, Headers};
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, KeyBytes, Listed, Planned};
-pub use read::Surroundings;
+pub use read::{DraftError, LimiterDraft, PolicyDraft, Surroundings};
 pub use schema::schema;
 
 /// A policy in which everything fits together.
@@ -319,6 +319,11 @@ impl Policy {
     /// As [`read`](Self::read), where it is known which addresses and files are of use.
     pub fn read_in(text: &str, surroundings: &dyn Surroundings) -> Result<(Self, Mistakes), Mistakes> {
         read::policy(text, surroundings)
+    }
+
+    /// A policy without a file.
+    pub fn builder() -> PolicyDraft {
+        PolicyDraft::default()
     }
 
     /// Bytes that a file may have. Larger ones are not looked at.

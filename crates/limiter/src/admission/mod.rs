@@ -25,12 +25,13 @@ use std::task::{Context, Poll, Waker};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::quality::RandomState;
 use std::hash::BuildHasher;
-use tollgate_core::Timestamp;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::key::{KeyRef, Kind};
-use tollgate_core::limit::{Limit, Op};
-use tollgate_core::policy::{Facts, Mistakes, Mode, Policy, Tokens};
+use tollgate_core::limit::Op;
+use tollgate_core::policy::{Facts, LimiterDraft, Mistakes, Mode, Policy, PolicyDraft, Tokens};
 use tollgate_core::store::{Charge, Store, StoreError};
+use tollgate_core::worker::Source;
+use tollgate_core::{Limit, LimitError, Timestamp};
 
 use self::counts::TotalCounts;
 use self::file::{Reloads, Tried};
@@ -158,10 +159,27 @@ impl<S: Store + 'static> Shared<S> {
 ///     .build()?;
 /// # Ok::<_, tollgate::PolicyError>(())
 /// ```
+///
+/// Few limiters need no policy text:
+///
+/// ```
+/// use tollgate::{Limiter, Quota};
+///
+/// let limiter = Limiter::builder()
+///     .caller_header("x-api-key")
+///     .critical("POST /v1/charges")
+///     .rate("request-rate", Quota::per_second(50).burst(100))
+///     .concurrency("concurrent-requests", 20)
+///     .fleet("fleet-usage", 400, 20)
+///     .build()?;
+/// # Ok::<_, tollgate::PolicyError>(())
+/// ```
 #[must_use = "a builder does nothing until `build`"]
 pub struct LimiterBuilder<S: Store + 'static = MemoryStore> {
     store: S,
     policy: Option<Result<Policy, PolicyError>>,
+    /// Limiters that were named one by one.
+    draft: Option<PolicyDraft>,
     /// The file that the policy is from.
     tried: Option<Tried>,
     tokens: Option<Box<dyn Tokens>>,
@@ -174,6 +192,7 @@ impl Limiter {
         LimiterBuilder {
             store: MemoryStore::new(),
             policy: None,
+            draft: None,
             tried: None,
             tokens: None,
             clock: AnyClock::default(),
@@ -211,8 +230,8 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     /// Where states are kept: in memory unless said otherwise. A store that others share belongs into a
     /// [`Failsafe`](crate::Failsafe).
     pub fn store<T: Store + 'static>(self, store: T) -> LimiterBuilder<T> {
-        let Self { policy, tried, tokens, clock, .. } = self;
-        LimiterBuilder { store, policy, tried, tokens, clock }
+        let Self { policy, draft, tried, tokens, clock, .. } = self;
+        LimiterBuilder { store, policy, draft, tried, tokens, clock }
     }
 
     /// The policy, as text.
@@ -240,6 +259,71 @@ impl<S: Store + 'static> LimiterBuilder<S> {
         self
     }
 
+    /// Callers are told apart by this header. Of several sources the first that is there counts; without any it is the address.
+    pub fn caller_header(self, name: &str) -> Self {
+        self.drafted(|draft| draft.caller_header(name))
+    }
+
+    /// Callers are told apart by their address, where the sources before it have no name. There are no proxies whose word
+    /// would be believed.
+    pub fn caller_address(self) -> Self {
+        self.drafted(PolicyDraft::caller_address)
+    }
+
+    /// These requests are critical, written as in a policy: `POST /v1/charges`.
+    pub fn critical(self, condition: &str) -> Self {
+        self.drafted(|draft| draft.critical(condition))
+    }
+
+    /// A limiter: so many requests in so long, for each caller.
+    pub fn rate(self, name: &str, quota: impl Into<Result<Limit, LimitError>>) -> Self {
+        self.drafted(|draft| draft.rate(name, quota))
+    }
+
+    /// A limiter: so many requests in progress, for each caller.
+    pub fn concurrency(self, name: &str, count: u64) -> Self {
+        self.drafted(|draft| draft.concurrency(name, count))
+    }
+
+    /// A limiter: so many places for everybody together, of which a share is kept for what is critical.
+    pub fn fleet(self, name: &str, places: u64, reserve_percent: u64) -> Self {
+        self.drafted(|draft| draft.fleet(name, places, reserve_percent))
+    }
+
+    /// A limiter: a worker in trouble sheds class by class, tests first, and never what is critical.
+    pub fn workers(self, name: &str, source: Source) -> Self {
+        self.drafted(|draft| draft.workers(name, source))
+    }
+
+    /// Any limiter, with more to say about it.
+    ///
+    /// ```
+    /// use tollgate::core::policy::LimiterDraft;
+    /// use tollgate::{Limiter, Mode, Quota};
+    ///
+    /// let logins = LimiterDraft::rate("logins", Quota::per_minute(5)).matching("POST /login").mode(Mode::Dark);
+    /// let limiter = Limiter::builder().limiter(logins).build()?;
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// ```
+    pub fn limiter(self, limiter: LimiterDraft) -> Self {
+        self.drafted(|draft| draft.limiter(limiter))
+    }
+
+    fn drafted(mut self, more: impl FnOnce(PolicyDraft) -> PolicyDraft) -> Self {
+        self.draft = Some(more(self.draft.take().unwrap_or_default()));
+        self
+    }
+
+    /// The policy, however it was given.
+    fn given(&mut self) -> Result<Policy, PolicyError> {
+        match (self.policy.take(), self.draft.take()) {
+            (Some(policy), None) => policy,
+            (None, Some(draft)) => Ok(draft.build()?),
+            (None, None) => open(),
+            (Some(_), Some(_)) => Err(PolicyError::Twice),
+        }
+    }
+
     /// Who vouches for tokens that callers bring. Unless said otherwise that is `JwtTokens` (feature `jwt`), by the keys
     /// that the policy names.
     pub fn tokens(mut self, tokens: impl Tokens + 'static) -> Self {
@@ -256,7 +340,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     /// The limiter. Within a tokio runtime it samples utilization and renews leases there; outside of one,
     /// [`Limiter::tend`] does.
     pub fn build(mut self) -> Result<Limiter<S>, PolicyError> {
-        let policy = self.policy.take().unwrap_or_else(open)?;
+        let policy = self.given()?;
         let lasting = Lasting::default();
         let running = self.running(policy, &lasting)?;
         Ok(self.started(running, lasting))
@@ -275,7 +359,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     /// # Ok::<_, tollgate::PolicyError>(())
     /// ```
     pub fn build_or_open(mut self) -> Result<(Limiter<S>, Option<PolicyError>), PolicyError> {
-        let policy = self.policy.take().unwrap_or_else(open);
+        let policy = self.given();
         let lasting = Lasting::default();
         match policy.and_then(|policy| self.running(policy, &lasting)) {
             Ok(running) => Ok((self.started(running, lasting), None)),

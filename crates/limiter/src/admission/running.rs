@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tollgate_core::decision::{Reason, Unit};
-use tollgate_core::policy::{self, Cost, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy};
+use tollgate_core::policy::{
+    self, Cost, DraftError, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy,
+};
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::worker::PPM;
 use tollgate_core::{Limit, LimitError, Nanos};
@@ -27,6 +29,14 @@ pub enum PolicyError {
     /// The file is wrong.
     #[error("{0}")]
     Mistakes(#[from] Mistakes),
+    /// The limiters that were put together are wrong.
+    #[error("{0}")]
+    Draft(#[from] DraftError),
+    /// There is a policy, and limiters beside it.
+    #[error(
+        "there are a policy and limiters that were named one by one: put all of them into the policy, or leave it out"
+    )]
+    Twice,
     /// The file cannot be read.
     #[error("{path} cannot be read: {error}")]
     Unreadable {

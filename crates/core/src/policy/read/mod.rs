@@ -1,6 +1,7 @@
 //! From a file as it was written to a policy: everything that is wrong with it is found in one go.
 
 mod conditions;
+mod draft;
 mod limiters;
 mod reader;
 mod warnings;
@@ -11,6 +12,7 @@ use hashbrown::HashMap;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use self::conditions::Names;
+pub use self::draft::{DraftError, LimiterDraft, PolicyDraft};
 use self::limiters::{Context, Drafted, Quota};
 use self::reader::{Fields, Reader, spelled_out};
 use self::warnings::Known;
