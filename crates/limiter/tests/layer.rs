@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use http::{Request, Response};
+use http_body::Body;
 use tollgate::tower::{Hints, LimitedBody, TollgateLayer};
 use tollgate::{Decision, Limiter, ManualClock, Reason, Refusal, Timestamp};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -137,4 +138,83 @@ fn a_policy_by_address_that_is_told_none_is_warned_of_once() {
     assert_eq!(warnings(told), 0, "it is told");
     let by_key = "identify: { caller: [header: x-api-key] }\nlimiters: { rate: { rate: 1/d } }";
     assert_eq!(warnings(TollgateLayer::new(limiter(by_key))), 0, "nobody asks for addresses");
+}
+
+/// The three fields of an answer that came through two layers, the inner of which is first.
+fn through_two(style: &str, prefix: &str, rates: [&str; 2]) -> [Vec<String>; 3] {
+    let [inner, outer] = rates.map(|rate| {
+        let policy =
+            format!("answers: {{ headers: {style} }}\nlimiters: {{ all: {{ rate: {rate}, per: global }} }}");
+        TollgateLayer::new(limiter(&policy))
+    });
+    let answer = ask(&outer.layer(inner.layer(service_fn(ok))), &[]);
+    ["limit", "remaining", "reset"].map(|field| {
+        let values = answer.headers().get_all(format!("{prefix}{field}"));
+        values.iter().map(|value| value.to_str().unwrap().to_owned()).collect()
+    })
+}
+
+#[test]
+fn of_two_layers_the_one_with_less_left_is_told() {
+    for (style, prefix) in
+        [("draft-6", "ratelimit-"), ("x-ratelimit", "x-ratelimit-"), ("envoy", "x-ratelimit-")]
+    {
+        for rates in [["10/min", "20/min"], ["20/min", "10/min"]] {
+            let [limit, remaining, reset] = through_two(style, prefix, rates);
+            assert_eq!(remaining, ["9"], "{style} {rates:?}");
+            assert!(limit.len() == 1 && limit[0].starts_with("10"), "{style} {rates:?}: {limit:?}");
+            assert!(
+                reset.len() == 1 && ["6", "1000006"].contains(&&*reset[0]),
+                "{style} {rates:?}: {reset:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fields_of_a_service_that_cannot_be_read_are_left_alone() {
+    let strange = service_fn(|_: Request<String>| async {
+        let answer =
+            Response::builder().header("x-ratelimit-limit", "7").header("x-ratelimit-remaining", "many");
+        Ok::<_, Infallible>(answer.body(String::new()).unwrap())
+    });
+    let policy = "answers: { headers: x-ratelimit }\nlimiters: { all: { rate: 10/min, per: global } }";
+    let answer = ask(&TollgateLayer::new(limiter(policy)).layer(strange), &[]);
+    let field = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+    assert_eq!(field("x-ratelimit-limit").as_deref(), Some("7"));
+    assert_eq!(field("x-ratelimit-remaining").as_deref(), Some("many"));
+    assert_eq!(field("x-ratelimit-reset"), None, "no field of another limit beside these");
+}
+
+#[test]
+fn lists_tell_of_both_layers() {
+    let inner = TollgateLayer::new(limiter("limiters: { inner: { rate: 10/min, per: global } }"));
+    let outer = TollgateLayer::new(limiter("limiters: { outer: { rate: 20/min, per: global } }"));
+    let answer = ask(&outer.layer(inner.layer(service_fn(ok))), &[]);
+    let told: Vec<_> = answer.headers().get_all("ratelimit").iter().collect();
+    assert_eq!(told, ["\"inner\";r=9;t=6", "\"outer\";r=19;t=3"]);
+}
+
+#[test]
+fn clients_of_grpc_and_grpc_web_are_refused_in_their_own_words() {
+    let service =
+        TollgateLayer::new(limiter("limiters: { all: { rate: 1/d, per: global } }")).layer(service_fn(ok));
+    drop(ask(&service, &[]));
+    for (asked, told) in [
+        ("application/grpc", "application/grpc"),
+        ("application/grpc+proto", "application/grpc"),
+        ("application/grpc-web", "application/grpc-web"),
+        ("application/grpc-web+proto; charset=utf-8", "application/grpc-web+proto"),
+        ("application/grpc-web-text", "application/grpc-web-text"),
+        ("Application/gRPC-Web-Text+proto", "application/grpc-web-text+proto"),
+    ] {
+        let answer = ask(&service, &[("content-type", asked)]);
+        assert_eq!(answer.status(), 200, "{asked}");
+        assert_eq!(answer.headers()["content-type"], told, "{asked}");
+        assert_eq!(answer.headers()["grpc-status"], "8", "{asked}");
+        assert!(answer.headers()["grpc-message"].to_str().unwrap().contains("all"), "{asked}");
+        assert!(answer.body().is_end_stream(), "{asked}: without a message");
+    }
+    let answer = ask(&service, &[("content-type", "application/grpcish")]);
+    assert_eq!((answer.status().as_u16(), answer.headers().contains_key("grpc-status")), (429, false));
 }

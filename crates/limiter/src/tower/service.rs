@@ -85,8 +85,20 @@ where
     }
 }
 
-/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider.
-fn add(headers: &mut HeaderMap, ours: HeaderList) {
+/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider. Lists grow; of
+/// fields that can tell of one limit only, those stay that tell of the one with less left.
+fn add(headers: &mut HeaderMap, mut ours: HeaderList) {
+    for set in SETS {
+        let Some(left) = left(set, |name| own(&ours, name)) else { continue };
+        let is_there = set.iter().any(|name| headers.contains_key(*name));
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // What cannot be read may be anything, also nothing.
+        if is_there && self::left(set, text).unwrap_or(0) <= left {
+            ours.retain(|(name, _)| !set.contains(name));
+        } else {
+            set.iter().for_each(|name| drop(headers.remove(*name)));
+        }
+    }
     for (name, value) in ours {
         let Ok(value) = HeaderValue::from_str(&value) else { continue };
         let name = HeaderName::from_static(name);
@@ -97,19 +109,35 @@ fn add(headers: &mut HeaderMap, ours: HeaderList) {
     }
 }
 
+/// Fields that tell of one limit together; the second says how much is left.
+type Set = [&'static str; 3];
+const SETS: [Set; 2] = [
+    ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
+];
+
+/// How much is left, by a set of fields.
+fn left<'h>(set: Set, text: impl Fn(&str) -> Option<&'h str>) -> Option<u64> {
+    let [_, remaining, _] = set;
+    text(remaining)?.trim().parse().ok()
+}
+
+fn own<'h>(ours: &'h HeaderList, name: &str) -> Option<&'h str> {
+    ours.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_str())
+}
+
 fn refused<R>(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<LimitedBody<R>> {
-    let is_grpc = asked
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    let grpc = asked.get(header::CONTENT_TYPE).and_then(grpc_answer);
+    let is_grpc = grpc.is_some();
     let accept = joined(asked, &header::ACCEPT);
     let answer = refusal.answer(accept.as_deref(), path);
     let mut response = Response::new(LimitedBody::refused(if is_grpc { String::new() } else { answer.body }));
     let headers = response.headers_mut();
     add(headers, answer.headers);
-    if is_grpc {
+    if let Some(content_type) = grpc {
         // An answer without a message: its status stands where headers do.
         let (code, message) = refusal.grpc();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(header::CONTENT_TYPE, content_type);
         headers.insert("grpc-status", HeaderValue::from(code));
         if let Ok(message) = HeaderValue::from_str(&grpc_message(&message)) {
             headers.insert("grpc-message", message);
@@ -119,6 +147,20 @@ fn refused<R>(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<Limi
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
     response
+}
+
+/// The content type of an answer over gRPC, if that is what was asked in. Clients of gRPC-Web take their own only.
+fn grpc_answer(asked: &HeaderValue) -> Option<HeaderValue> {
+    let media = asked.as_bytes().split(|byte| *byte == b';').next()?.trim_ascii().to_ascii_lowercase();
+    let is = |name: &[u8]| {
+        let rest = media.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"+"))
+    };
+    if is(b"application/grpc") {
+        return Some(HeaderValue::from_static("application/grpc"));
+    }
+    let is_web = is(b"application/grpc-web") || is(b"application/grpc-web-text");
+    is_web.then(|| HeaderValue::from_bytes(&media).ok()).flatten()
 }
 
 /// All lines of a header as one.
