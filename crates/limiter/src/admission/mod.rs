@@ -227,8 +227,12 @@ impl Limiter {
 }
 
 impl<S: Store + 'static> LimiterBuilder<S> {
-    /// Where states are kept: in memory unless said otherwise. A store that others share belongs into a
-    /// [`Failsafe`](crate::Failsafe).
+    /// Where states are kept: in memory unless said otherwise. The limiter runs on the store that it is given; what a policy says
+    /// under `store` is for the binary `tollgate`, which makes one of it.
+    ///
+    /// A store that others share belongs into a [`Failsafe`](crate::Failsafe), which does for each limiter what its
+    /// `on_store_failure` says. By itself such a store lets requests pass while it is away, so that without a `Failsafe` a
+    /// policy is refused unless all its limiters say `on_store_failure: open`.
     pub fn store<T: Store + 'static>(self, store: T) -> LimiterBuilder<T> {
         let Self { policy, draft, tried, tokens, clock, .. } = self;
         LimiterBuilder { store, policy, draft, tried, tokens, clock }

@@ -53,6 +53,17 @@ pub enum PolicyError {
         /// Why.
         error: StoreError,
     },
+    /// The store cannot do what a limiter is to do while it is away.
+    #[error(
+        "the limiter {limiter:?} has `on_store_failure: {wanted}`, and this store lets every request pass while it is away: \
+         give the limiter `Failsafe::new(store)` instead, or say `on_store_failure: open`"
+    )]
+    Unguarded {
+        /// Which limiter.
+        limiter: Arc<str>,
+        /// What it is to do, as it is written; `local` is meant where nothing is written.
+        wanted: &'static str,
+    },
     /// The keys for tokens are of no use.
     #[error("tokens cannot be verified: {0}")]
     Tokens(String),
@@ -315,6 +326,7 @@ impl RunningLimiter {
         lasting: &Lasting,
         classes: impl Iterator<Item = &'c Arc<str>>,
     ) -> Result<Self, PolicyError> {
+        check_guard(limiter, store)?;
         let counts = classes.map(|class| lasting.counts(&limiter.name, class)).collect();
         let define = |family: &str, limits: &[Limit]| {
             let ruled = limits.iter().enumerate().map(|(number, limit)| {
@@ -349,6 +361,19 @@ impl RunningLimiter {
             which(counts).add();
         }
     }
+}
+
+/// Whether a store does what the limiter wants while it is away.
+fn check_guard<S: Store>(limiter: &policy::Limiter, store: &S) -> Result<(), PolicyError> {
+    let wanted = match limiter.on_store_failure {
+        OnFailure::Open => return Ok(()),
+        OnFailure::Closed => "closed",
+        OnFailure::Local => "local",
+    };
+    if store.keeps_failure_modes() || matches!(limiter.kind, Kind::Worker(_)) {
+        return Ok(());
+    }
+    Err(PolicyError::Unguarded { limiter: Arc::clone(&limiter.name), wanted })
 }
 
 /// How long a place is held in this process, where it needs no lease: longer than any request.
