@@ -205,8 +205,10 @@ pub struct Limiter {
     pub cost: Cost,
     matches: Vec<Condition>,
     per: SmallVec<[Part; 2]>,
-    /// The same number for limiters whose keys are always the same.
+    /// The same number for limiters whose keys are always the same: the place of the first.
     key_kind: usize,
+    /// The same number for limiters that are for the same requests: the place of the first.
+    match_kind: usize,
     /// Which choice is for which plan; empty if the first is for all.
     by_plan: Vec<Option<usize>>,
     sample_ppm: u64,

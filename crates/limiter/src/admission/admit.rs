@@ -104,6 +104,7 @@ impl<S: Store + 'static> Shared<S> {
             delay: Nanos::ZERO,
             renewed: None,
             bill: None,
+            has_watched: false,
             dark: None,
             running,
         });
@@ -164,9 +165,12 @@ impl<S: Store + 'static> Shared<S> {
     async fn charge(&self, held: &mut Held) -> Result<(), Refused> {
         let mut charges: SmallVec<[Charge<'_>; 10]> = SmallVec::new();
         let mut taken: Vec<Taken> = Vec::with_capacity(held.charged.len());
+        let all = held.running.mode_of_all();
         for (index, charged) in held.charged.iter().enumerate() {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
-            if effective(&held.running, limiter, charged) != Mode::Enforce {
+            let is_enforced = effective(limiter, all, charged) == Mode::Enforce;
+            held.has_watched |= !is_enforced || !limiter.candidate.is_empty();
+            if !is_enforced {
                 continue;
             }
             let Some(key) = held.keys.get(charged.key) else { continue };
@@ -235,9 +239,13 @@ impl<S: Store + 'static> Shared<S> {
     /// What is decided and counted, and refuses nobody: limiters that are dark, and candidates.
     fn watched(&self, held: &mut Held) -> SmallVec<[Watched; 2]> {
         let mut watched = SmallVec::new();
+        if !held.has_watched {
+            return watched;
+        }
+        let all = held.running.mode_of_all();
         for charged in &held.charged {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
-            let mode = effective(&held.running, limiter, charged);
+            let mode = effective(limiter, all, charged);
             let is_dark = mode == Mode::Dark;
             let has_candidate = mode != Mode::Off && !limiter.candidate.is_empty();
             for (is_watched, is_candidate) in [(is_dark, false), (has_candidate, true)] {
@@ -343,8 +351,8 @@ impl Watched {
 }
 
 /// The mode of a limiter for one request.
-fn effective(running: &Running, limiter: &RunningLimiter, charged: &Charged) -> Mode {
-    let mode = running.mode(limiter);
+fn effective(limiter: &RunningLimiter, all: Mode, charged: &Charged) -> Mode {
+    let mode = limiter.mode_under(all);
     if charged.only_watched { mode.min(Mode::Dark) } else { mode }
 }
 

@@ -57,6 +57,8 @@ pub(super) struct Held {
     pub(super) renewed: Option<u64>,
     /// What is to be settled, if something is.
     pub(super) bill: Option<Arc<Bill>>,
+    /// Whether some limiter, or its candidate, may have something to decide in the dark.
+    pub(super) has_watched: bool,
     /// What is held for it by limiters that are only watched.
     pub(super) dark: Option<Arc<Dark>>,
 }

@@ -241,7 +241,7 @@ impl Running {
 
     /// The mode of a limiter at this moment.
     pub(super) fn mode(&self, limiter: &RunningLimiter) -> Mode {
-        limiter.switch.get().unwrap_or(limiter.mode).min(self.mode_of_all())
+        limiter.mode_under(self.mode_of_all())
     }
 
     /// The mode than which none is stricter.
@@ -353,6 +353,11 @@ impl RunningLimiter {
             candidate: define(&format!("{} candidate", limiter.name), candidate)?,
             mode: limiter.mode,
         })
+    }
+
+    /// Its mode at this moment, where no limiter is stricter than `all`.
+    pub(super) fn mode_under(&self, all: Mode) -> Mode {
+        self.switch.get().unwrap_or(self.mode).min(all)
     }
 
     /// Counts something that it has decided of a request of a class.

@@ -10,7 +10,7 @@ use super::super::{Cost, Kind, Limiter, Mode, Part, Policy, StoreChoice};
 use super::conditions::Names;
 use super::limiters::{Drafted, LEASE, usual_workers};
 use super::reader::Reader;
-use super::{Anywhere, Identify, OTHER, Source, V6_PREFIX, usual_classes, with_key_kinds};
+use super::{Anywhere, Identify, OTHER, Source, V6_PREFIX, usual_classes, with_kinds};
 use crate::error::LimitError;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
@@ -253,7 +253,7 @@ impl Reader<'_> {
         }
         self.check_workers(&drafts);
         self.check_clashes(&drafts);
-        let limiters = with_key_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect());
+        let limiters = with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect());
         Policy {
             store: StoreChoice::default(),
             identify: self.callers(draft.callers),
@@ -340,6 +340,7 @@ impl Reader<'_> {
             matches: self.written(&matches, names),
             per: if is_global { smallvec![] } else { smallvec![Part::Caller] },
             key_kind: 0,
+            match_kind: 0,
             by_plan: Vec::new(),
             sample_ppm: 1_000_000,
         }
