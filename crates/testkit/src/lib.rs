@@ -5,6 +5,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::disallowed_methods,
+    clippy::print_stderr,
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
@@ -21,7 +22,7 @@ mod tollgate;
 pub use cluster::{Cluster, Move};
 pub use port::free_port;
 pub use proxy::Proxy;
-pub use redis::{Flavour, RedisServer};
+pub use redis::{Flavour, RedisServer, wait_until};
 pub use sentinel::Sentinel;
-pub use tls::TlsServer;
+pub use tls::{Certificates, TlsServer};
 pub use tollgate::Tollgate;
