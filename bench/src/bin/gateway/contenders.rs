@@ -11,6 +11,7 @@ use crate::wrk::KEY;
 pub const DIRECT: &str = "the server itself";
 pub const NGINX: &str = "nginx, `limit_req`";
 pub const HAPROXY: &str = "HAProxy, stick table";
+pub const HAPROXY_REFUSING: &str = "HAProxy, everything refused";
 pub const ENVOY: &str = "Envoy, local rate limit";
 pub const OURS: &str = "tollgate, four limiters";
 pub const OURS_ALONE: &str = "tollgate, `limiters: {}`";
@@ -39,10 +40,11 @@ pub struct Contender {
     limit: Limit,
 }
 
-pub const ALL: [Contender; 7] = [
+pub const ALL: [Contender; 8] = [
     Contender { name: DIRECT, proxy: None, limit: Limit::None },
     Contender { name: NGINX, proxy: Some(Proxy::Nginx), limit: Limit::High },
     Contender { name: HAPROXY, proxy: Some(Proxy::Haproxy), limit: Limit::High },
+    Contender { name: HAPROXY_REFUSING, proxy: Some(Proxy::Haproxy), limit: Limit::Low },
     Contender { name: ENVOY, proxy: Some(Proxy::Envoy), limit: Limit::High },
     Contender { name: OURS, proxy: Some(Proxy::Tollgate), limit: Limit::High },
     Contender { name: OURS_ALONE, proxy: Some(Proxy::Tollgate), limit: Limit::None },

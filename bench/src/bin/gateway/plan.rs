@@ -6,7 +6,7 @@ use tollgate_bench::figures::median;
 
 use crate::Failure;
 use crate::contenders::{self, Contender};
-use crate::server::Server;
+use crate::server::{Cpu, Server};
 use crate::tools::Tools;
 use crate::wrk::{self, Load};
 
@@ -36,8 +36,8 @@ pub struct Sample {
     pub load: Load,
     /// Requests that were not answered as they should have been.
     pub errors: f64,
-    /// Seconds of the proxy's processor time per 100,000 requests; nothing where there is no proxy.
-    pub cpu: Option<f64>,
+    /// Of the proxy, per 100,000 requests; nothing where there is no proxy.
+    pub cpu: Option<Cpu>,
 }
 
 /// All repetitions of one contender.
@@ -107,6 +107,6 @@ fn measure(
     Ok(Sample {
         load,
         errors: wrong + load.broken,
-        cpu: before.zip(after).map(|(before, after)| (after - before) / load.requests * 1e5),
+        cpu: before.zip(after).map(|(before, after)| after.since(before, load.requests / 1e5)),
     })
 }

@@ -40,13 +40,13 @@ fn method(settings: &Settings) -> String {
          one bucket for all. tollgate: the policy of examples/demo.yaml, by the key of the caller, all four limiters in \
          memory.\n\
          - Limits are 1,000,000 requests a second, and more in progress than there are: nothing is refused. Before the run \
-         each proxy was started with a limit of one request and has answered 429 to one too many. Everything refused: tollgate \
-         with a rate of one an hour.\n\
+         each proxy was started with a limit of one request and has answered 429 to one too many. Everything refused: a limit \
+         of one request an hour.\n\
          - p50 and p99: as wrk sees them, in milliseconds.\n\
          - Errors: connections that broke, and answers that were a refusal where none should be, or none where each should \
          be; all repetitions together.\n\
          - CPU: user and system time of the proxy and its children, from `/proc/PID/stat`, after less before, in seconds per \
-         100,000 requests.\n\
+         100,000 requests; beside it how much of that is spent in the kernel, which receives and sends.\n\
          - tollgate is built by `cargo build --release`, the others are as their packages have them.\n",
         KEY.0, KEY.1
     )
@@ -55,11 +55,12 @@ fn method(settings: &Settings) -> String {
 type Figure = fn(&Sample) -> Option<f64>;
 
 fn table(results: &Results) -> String {
-    let columns: [(&str, usize, Figure); 4] = [
+    let columns: [(&str, usize, Figure); 5] = [
         ("requests per second", 0, checks::per_second),
         ("p50", 2, |sample| Some(sample.load.p50)),
         ("p99", 2, |sample| Some(sample.load.p99)),
         ("CPU", 2, checks::cpu),
+        ("in the kernel", 2, |sample| Some(sample.cpu?.system)),
     ];
     let mut titles: Vec<String> = columns.iter().map(|(title, ..)| (*title).to_owned()).collect();
     titles.push("errors".to_owned());

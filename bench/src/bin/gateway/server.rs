@@ -71,20 +71,22 @@ impl Server {
         std::fs::read_to_string(self.folder.join("said")).unwrap_or_default()
     }
 
-    /// Seconds of processor time that it has used so far, with all its children.
-    pub fn cpu(&self) -> f64 {
-        let all: Vec<Spent> = processes();
+    /// What it has used so far, with all its children.
+    pub fn cpu(&self) -> Cpu {
+        let all = processes();
         let mut own = vec![self.process.id()];
         let mut at = 0;
         while let Some(&parent) = own.get(at) {
             own.extend(all.iter().filter(|spent| spent.parent == parent).map(|spent| spent.process));
             at += 1;
         }
-        let ticks: u64 =
-            all.iter().filter(|spent| own.contains(&spent.process)).map(|spent| spent.ticks).sum();
+        let own = || all.iter().filter(|spent| own.contains(&spent.process));
         // SAFETY: `sysconf` reads a setting of the system and nothing of ours.
-        let ticks_per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-        ticks as f64 / ticks_per_second as f64
+        let ticks_per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+        Cpu {
+            user: own().map(|spent| spent.user).sum::<u64>() as f64 / ticks_per_second,
+            system: own().map(|spent| spent.system).sum::<u64>() as f64 / ticks_per_second,
+        }
     }
 }
 
@@ -106,11 +108,32 @@ impl Drop for Server {
     }
 }
 
-/// What a process has used.
+/// Processor time in seconds.
+#[derive(Clone, Copy)]
+pub struct Cpu {
+    /// In the program itself.
+    pub user: f64,
+    /// In the kernel, for the program.
+    pub system: f64,
+}
+
+impl Cpu {
+    pub fn all(self) -> f64 {
+        self.user + self.system
+    }
+
+    /// What has been used since `before`, for each of so many.
+    pub fn since(self, before: Self, count: f64) -> Self {
+        Self { user: (self.user - before.user) / count, system: (self.system - before.system) / count }
+    }
+}
+
+/// What a process has used, in ticks of the system.
 struct Spent {
     process: u32,
     parent: u32,
-    ticks: u64,
+    user: u64,
+    system: u64,
 }
 
 fn processes() -> Vec<Spent> {
@@ -134,7 +157,8 @@ fn spent(process: u32, stat: &str) -> Option<Spent> {
     Some(Spent {
         process,
         parent: u32::try_from(number(PARENT)?).ok()?,
-        ticks: number(USER)? + number(SYSTEM)?,
+        user: number(USER)?,
+        system: number(SYSTEM)?,
     })
 }
 
@@ -146,6 +170,6 @@ mod tests {
     fn processor_time_is_read_behind_any_name() {
         let stat = "7 (a) b (c) S 3 7 7 0 -1 4194560 10 0 0 0 120 30 5 6 20 0 1 0 1 1 1";
         let spent = spent(7, stat).unwrap();
-        assert_eq!((spent.process, spent.parent, spent.ticks), (7, 3, 150));
+        assert_eq!((spent.process, spent.parent, spent.user, spent.system), (7, 3, 120, 30));
     }
 }
