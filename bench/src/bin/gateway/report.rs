@@ -33,8 +33,8 @@ fn method(settings: &Settings) -> String {
          it are kept.\n\
          - All proxies run all the time, each in a process of its own, and take turns: {WARM_UP_SECONDS} s to warm up, then \
          the repetition. That is repeated.\n\
-         - Each proxy has {threads} thread (for nginx: worker process) that serves requests, whatever its default is; Envoy's \
-         and tollgate's would be one for each processor. None writes an access log. Each tells the server for whom a request \
+         - Threads that serve requests (for nginx: worker processes), for each proxy: {threads}. Envoy's and tollgate's own \
+         default is one for each processor. None writes an access log. Each tells the server for whom a request \
          is made by `x-forwarded-for`.\n\
          - nginx: `limit_req` by address. HAProxy: a stick table by address, `http_req_rate`. Envoy: the local rate limit, \
          one bucket for all. tollgate: the policy of examples/demo.yaml, by the key of the caller, all four limiters in \
