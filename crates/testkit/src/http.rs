@@ -235,6 +235,8 @@ pub struct Received {
     pub headers: Vec<(String, String)>,
     /// The body, without chunks.
     pub body: Vec<u8>,
+    /// What came behind the last chunk.
+    pub trailers: Vec<(String, String)>,
 }
 
 impl Received {
@@ -326,11 +328,18 @@ fn serve(stream: TcpStream, handler: &Handler, kept: &Mutex<Vec<Received>>) {
                 let Ok(size) = usize::from_str_radix(String::from_utf8_lossy(&line).trim(), 16) else {
                     return;
                 };
-                let Ok(chunk) = client.take(size + 2) else { return };
                 if size == 0 {
+                    break;
+                }
+                let Ok(chunk) = client.take(size + 2) else { return };
+                body.extend_from_slice(&chunk[..size]);
+            }
+            loop {
+                let Ok(line) = client.take_until(b"\r\n") else { return };
+                if line == b"\r\n" {
                     break Ok(body);
                 }
-                body.extend_from_slice(&chunk[..size]);
+                received.trailers.extend(field(&String::from_utf8_lossy(&line)));
             }
         } else {
             client.take(length.unwrap_or(0))

@@ -5,12 +5,14 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::disallowed_methods,
+    clippy::print_stderr,
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
 pub mod cases;
 mod cluster;
 pub mod http;
+pub mod http2;
 mod port;
 mod proxy;
 mod redis;
@@ -23,5 +25,5 @@ pub use port::free_port;
 pub use proxy::Proxy;
 pub use redis::{Flavour, RedisServer};
 pub use sentinel::Sentinel;
-pub use tls::TlsServer;
+pub use tls::{TlsServer, write_server_certificate};
 pub use tollgate::Tollgate;

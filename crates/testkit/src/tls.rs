@@ -83,6 +83,11 @@ impl TlsServer {
     }
 }
 
+/// Writes `server.pem` and `server.key` into a folder: a certificate for `localhost` and 127.0.0.1.
+pub fn write_server_certificate(folder: &Path) {
+    write_certified(folder, "server", &authority(), ExtendedKeyUsagePurpose::ServerAuth);
+}
+
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut wish = CertificateParams::default();
     wish.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

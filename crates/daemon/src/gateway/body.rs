@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep};
 use tollgate::Permit;
 
 use super::doing::{Progress, Streaming};
+use super::fields;
 use super::pool::Lent;
 use super::track::Track;
 use crate::store::AnyStore;
@@ -129,7 +130,7 @@ impl Streamed {
                     Some(room) => *room -= bytes,
                     None => {}
                 }
-                Some(Ok(frame))
+                Some(Ok(without_forgery(frame)))
             }
             Some(Err(error)) => {
                 self.troubles.set(Trouble::Gone);
@@ -152,6 +153,17 @@ impl Streamed {
         }
         self.troubles.set(Trouble::Slow);
         Poll::Ready(BrokenOff::Slow)
+    }
+}
+
+/// What follows a body says nothing of what was decided before it.
+fn without_forgery(frame: Frame<Bytes>) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            fields::strip_trailers(&mut trailers);
+            Frame::trailers(trailers)
+        }
+        Err(frame) => frame,
     }
 }
 
