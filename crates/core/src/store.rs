@@ -84,6 +84,13 @@ pub trait Store: Send + Sync {
         true
     }
 
+    /// Whether a limit does what [`define_with`](Self::define_with) was told while the store is away. A store that others share
+    /// is away at times, and by itself answers with an error then, whatever it was told; one that is never away has nothing to
+    /// keep.
+    fn keeps_failure_modes(&self) -> bool {
+        !self.is_shared()
+    }
+
     /// From `at` on, the rule means another limit. What was used under the old one stays used.
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError>;
 

@@ -987,3 +987,37 @@ fn one_bucket_for_all_is_one_bucket() {
     assert_eq!(a.keys[a.charged[0].key], b.keys[b.charged[0].key]);
     assert_eq!(a.keys[a.charged[1].key], b.keys[b.charged[1].key], "a fleet is one");
 }
+
+#[test]
+fn limiters_that_ask_the_same_of_a_request_get_the_same_answer() {
+    let paths = ["/a", "/b", "/a/*"];
+    let matches = |number: usize| paths[number * 7 % 3];
+    let mut policy = "limiters:\n".to_owned();
+    for number in 0..150 {
+        let limit = if number == 3 {
+            "workers: {}".to_owned()
+        } else {
+            format!("rate: 1/s, match: ['{}']", matches(number))
+        };
+        policy.push_str(&format!("  l{number}: {{ {limit} }}\n"));
+    }
+    let policy = read(&policy);
+    for (path, wanted) in [("/a", "/a"), ("/b", "/b"), ("/a/7", "/a/*"), ("/c", "")] {
+        let planned = plan(&policy, &Facts { path, ..Facts::default() });
+        let charged: Vec<usize> = planned.charged.iter().map(|charged| charged.limiter).collect();
+        let expected: Vec<usize> =
+            (0..150).filter(|number| *number != 3 && matches(*number) == wanted).collect();
+        assert_eq!(charged, expected, "{path}");
+    }
+}
+
+#[test]
+fn a_caller_of_whom_nothing_is_known_is_nobody() {
+    let policy = read("identify: { caller: [header: x-api-key, ip] }\nlimiters: { rate: { rate: 1/s } }");
+    let headers = [("x-api-key", "sk_1")];
+    let is_nobody = |facts: Facts<'_>| plan(&policy, &facts).is_nobody;
+    assert!(is_nobody(Facts::default()));
+    assert!(!is_nobody(Facts { headers: &headers, ..Facts::default() }));
+    assert!(!is_nobody(Facts { peer: ip("192.0.2.1"), ..Facts::default() }));
+    assert!(!is_nobody(Facts { caller: Some("alice"), ..Facts::default() }));
+}

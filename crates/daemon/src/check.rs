@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tollgate::{Limiter, MemoryStore, PolicyError};
+use tollgate::{Failsafe, Limiter, MemoryStore, PolicyError};
 use tollgate_core::policy::{Mistakes, NoTokens, Policy, Surroundings, schema};
 use tollgate_redis::RedisStore;
 
@@ -95,7 +95,10 @@ fn fits(policy: &Policy) -> anyhow::Result<Result<(), PolicyError>> {
     let builder = Limiter::builder().tokens(NoTokens).read_policy(policy.clone());
     Ok(match &policy.store().url {
         None => builder.store(MemoryStore::builder().max_bytes(1 << 20).build()).build().map(drop),
-        Some(url) => builder.store(RedisStore::builder(url.as_str()).build()?).build().map(drop),
+        Some(url) => {
+            let store = RedisStore::builder(url.as_str()).build()?;
+            builder.store(Failsafe::new(store)).build().map(drop)
+        }
     })
 }
 

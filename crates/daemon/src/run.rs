@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,7 +150,6 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
     };
     let limiter = builder.build()?;
     let threads = arguments.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-    let drain = Duration::from(policy.gateway().timeouts.drain);
     let gateway =
         Gateway::start(limiter.clone(), policy.clone(), tls, log, threads.unwrap_or(1).clamp(1, 1024))?;
     let shared = Arc::clone(&gateway.shared);
@@ -179,15 +179,20 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
     match gateway_listener {
         Some(listener) => {
             let path = started.path.as_deref();
+            let mut accepting = pin!(gateway.accept(listener));
             tokio::select! {
-                () = gateway.accept(listener) => {}
-                () = ends.told_to_end(|| reload(&limiter, path)) => {}
+                () = accepting.as_mut() => {}
+                () = ends.told_to_end(|| reload(&limiter, path)) => {
+                    shared.drain();
+                    accepting.await;
+                }
             }
         }
         None => ends.told_to_end(|| reload(&limiter, started.path.as_deref())).await,
     }
     drop(watcher);
     is_ready.end();
+    let drain = Duration::from(shared.site.load().policy.gateway().timeouts.drain);
     tracing::info!("ending: no more connections are taken; requests in progress have {drain:?}");
     let left = tokio::select! {
         left = gateway.drain(drain) => left,

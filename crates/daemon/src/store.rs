@@ -103,6 +103,10 @@ impl Store for AnyStore {
         either!(self, store => store.answers_for(key))
     }
 
+    fn keeps_failure_modes(&self) -> bool {
+        either!(self, store => store.keeps_failure_modes())
+    }
+
     fn nodes(&self) -> u64 {
         either!(self, store => store.nodes())
     }

@@ -14,7 +14,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use tollgate_testkit::http::{Client, Received, Upstream};
-use tollgate_testkit::{Tollgate, write_server_certificate};
+use tollgate_testkit::{Certificates, Tollgate};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
@@ -415,8 +415,9 @@ fn a_tls_handshake_that_does_not_end_is_closed_in_time() {
         "{ONE}gateway: {{ tls: {{ certificate: server.pem, key: server.key }}, timeouts: {{ head: 1s, body: 1s, idle: 1s }} }}"
     );
     let upstream_url = upstream.url();
-    let tollgate =
-        Tollgate::start_in(BINARY, &policy, &["--upstream", &upstream_url], &[], write_server_certificate);
+    let tollgate = Tollgate::start_in(BINARY, &policy, &["--upstream", &upstream_url], &[], |folder| {
+        drop(Certificates::write(folder))
+    });
     let mut silent = tollgate.client();
     let mut plain = tollgate.client();
     plain.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n");

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use axum::extract::ConnectInfo;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use tollgate::tower::{Hints, TollgateLayer};
+use tollgate::tower::TollgateLayer;
 use tollgate::{Decision, Limiter};
 
 const POLICY: &str = "
@@ -27,12 +27,10 @@ limiters:
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limiter = Limiter::from_policy(POLICY)?;
-    let peer = TollgateLayer::new(limiter).hints(|parts| Hints {
-        peer: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip()),
-        ..Hints::default()
-    });
+    let layer = TollgateLayer::new(limiter)
+        .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
     let app =
-        Router::new().route("/", get(hello)).route("/charges", post(|| async { "charged" })).layer(peer);
+        Router::new().route("/", get(hello)).route("/charges", post(|| async { "charged" })).layer(layer);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use proptest::prelude::*;
 use tollgate::core::concurrency::InProgress;
 use tollgate::core::key::KeyRef;
@@ -344,6 +345,39 @@ limiters: { all: { rate: 2/min, per: global } }
     let grpc = door.ask("POST", "/x", &[("content-type", "application/grpc")]).await;
     assert_eq!((grpc.status, grpc.header("grpc-status")), (200, "8"));
     assert!(grpc.header("grpc-message").contains("all"), "{grpc:?}");
+}
+
+const TOKENS: &str =
+    "limiters: { tokens: { rate: 100/d, per: global, cost: { response_header: x-tokens, otherwise: 60 } } }";
+
+/// A streamed answer that tells at its end what it has cost.
+async fn streams_and_settles<S: Store + 'static>(door: &Door<S>) {
+    let mut streamed = door.begin("POST", "/stream", &[]).await;
+    assert_eq!(streamed.status(), 200);
+    assert_eq!(door.status("GET", "/x", &[]).await, 429, "60 of 100 are taken");
+    for chunk in ["some", "more", "used 10", "", ""] {
+        door.stream.send(chunk).unwrap();
+    }
+    let body = streamed.body_mut().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "begun somemoreused 10");
+    let mut left = door.status("GET", "/x", &[]).await;
+    // A shared store is told while nobody waits for it.
+    for _ in 0..1000 {
+        if left == 200 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        left = door.status("GET", "/x", &[]).await;
+    }
+    assert_eq!(left, 200, "90 were left");
+    assert_eq!(door.status("GET", "/x", &[]).await, 429, "30 are left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_streamed_answer_is_settled_when_it_knows_what_it_has_cost() {
+    streams_and_settles(&in_memory(TOKENS).await).await;
+    let (_server, door) = in_redis(TOKENS).await;
+    streams_and_settles(&door).await;
 }
 
 #[tokio::test(start_paused = true)]

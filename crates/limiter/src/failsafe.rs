@@ -336,6 +336,10 @@ impl<S: Store> Store for Failsafe<S> {
         self.shared.is_shared()
     }
 
+    fn keeps_failure_modes(&self) -> bool {
+        true
+    }
+
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError> {
         let old = self.guarded(rule)?;
         let is_alone = self.rules.read().known.iter().filter(|known| known.shared == old.shared).count() == 1;

@@ -121,7 +121,8 @@ pub use admission::Watcher;
 #[cfg(feature = "policy")]
 pub use admission::{
     ClassStats, Companion, Decision, FleetUse, Limiter, LimiterBuilder, LimiterReport, LimiterStanding,
-    LimiterStats, Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Timings, Totals, WorkerStanding,
+    LimiterStats, Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Settle, Timings, Totals,
+    WorkerStanding,
 };
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};

@@ -45,6 +45,12 @@ enum Kind {
     Intervals,
 }
 
+impl From<Quota> for Result<Limit, LimitError> {
+    fn from(quota: Quota) -> Self {
+        quota.limit()
+    }
+}
+
 impl Quota {
     /// `count` per second: a token bucket with a burst of one second's worth, unless said otherwise.
     ///

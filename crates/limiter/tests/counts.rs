@@ -167,7 +167,7 @@ impl Store for Slow {
 fn slow(takes: Duration, is_shared: bool, requests: usize) -> LimiterReport {
     let clock = ManualClock::at(Timestamp::from_secs(1_000_000));
     let store = Slow { store: MemoryStore::new(), clock: clock.clone(), takes, is_shared };
-    let policy = "limiters: { rate: { rate: 1000/s, per: global } }";
+    let policy = "limiters: { rate: { rate: 1000/s, per: global, on_store_failure: open } }";
     let limiter = Limiter::builder().store(store).clock(clock).policy(policy).build().unwrap();
     (0..requests).for_each(|_| drop(now(limiter.admit(&Facts::default()))));
     limiter.report()

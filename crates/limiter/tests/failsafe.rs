@@ -375,7 +375,7 @@ fn a_caller_that_goes_away_while_another_part_is_asked_leaves_nothing_behind_her
 #[cfg(feature = "policy")]
 fn counted(limiter: &tollgate::Limiter<Failsafe<Fragile>>, name: &str) -> (u64, u64, u64) {
     let report = limiter.report();
-    let (_, counts) = report.limiters.iter().find(|(of, _)| **of == *name).unwrap();
+    let counts = &report.limiters.iter().find(|limiter| *limiter.name == *name).unwrap().stats;
     (counts.would_refuse, counts.candidate_refused, counts.degraded)
 }
 
@@ -407,4 +407,26 @@ limiters:
     health.fails.store(0, Ordering::Relaxed);
     ask(5);
     assert_eq!(counted(&limiter, "closed"), (3, 6, 20));
+}
+
+#[cfg(feature = "policy")]
+#[test]
+fn a_shared_store_without_a_failsafe_does_not_pretend_to_close() {
+    use tollgate::{Limiter, PolicyError};
+    let bare = || Fragile { store: MemoryStore::new(), health: Arc::default() };
+    let policy = |how: &str| format!("limiters: {{ logins: {{ rate: 5/min, per: global{how} }} }}");
+    for (how, said) in [(", on_store_failure: closed", "closed"), ("", "local")] {
+        let error = Limiter::builder().store(bare()).policy(&policy(how)).build().unwrap_err();
+        assert!(matches!(&error, PolicyError::Unguarded { wanted, .. } if *wanted == said), "{error}");
+        let said = format!("\"logins\" has `on_store_failure: {said}`");
+        assert!(error.to_string().contains(&said) && error.to_string().contains("Failsafe::new"), "{error}");
+        assert!(Limiter::builder().store(Failsafe::new(bare())).policy(&policy(how)).build().is_ok());
+        assert!(
+            Limiter::builder().store(MemoryStore::new()).policy(&policy(how)).build().is_ok(),
+            "never away"
+        );
+    }
+    let open = Limiter::builder().store(bare()).policy(&policy(", on_store_failure: open")).build().unwrap();
+    assert!(open.reload_text(&policy(", on_store_failure: closed")).is_err(), "nor does a reload");
+    assert!(Limiter::builder().store(bare()).policy("limiters: { w: { workers: {} } }").build().is_ok());
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Facts, Limiter, ManualClock, Mode, Timestamp};
+use tollgate::{Facts, Limiter, ManualClock, Mode, Policy, Quota, Timestamp};
 
 const ENFORCED: &str = "
 identify: { caller: [header: x-api-key] }
@@ -167,6 +167,36 @@ fn a_request_is_settled_once_whoever_says_what_it_has_cost() {
 }
 
 #[test]
+fn a_request_is_settled_also_when_its_permit_has_ended() {
+    let policy =
+        "limiters: { tokens: { rate: 100/d, per: global, cost: { response_header: x, otherwise: 100 } },
+  dark: { rate: 100/d, mode: dark, per: global, cost: { response_header: x, otherwise: 100 } } }";
+    let (limiter, _) = limiter(policy);
+    let permit = limiter.admit_now(&Facts::default()).unwrap();
+    let (settle, again) = (permit.settle_later().unwrap(), permit.settle_later().unwrap());
+    drop(permit);
+    assert_eq!(passed(&limiter, &Facts::default()), 0);
+    settle.clone().settle(0);
+    (0..3).for_each(|_| again.settle(0));
+    assert_eq!(passed(&limiter, &Facts::default()), 1, "the first word counts");
+    let dark = &limiter.report().limiters[1].stats;
+    assert_eq!((dark.asked, dark.would_refuse), (2, 0), "what is dark was settled, too");
+}
+
+#[test]
+fn only_requests_whose_cost_is_settled_can_be() {
+    let policy =
+        "limiters: { tokens: { rate: 100/d, match: [/chat], per: global, cost: { response_header: x } },
+  all: { rate: 100/d, per: global } }";
+    let (limiter, _) = limiter(policy);
+    let settles = |path| {
+        let permit = limiter.admit_now(&Facts { path, ..Facts::default() }).unwrap();
+        permit.settle_later().is_some()
+    };
+    assert!(settles("/chat") && !settles("/other"));
+}
+
+#[test]
 fn dark_limiters_and_candidates_are_settled_too() {
     let policy = "limiters: { tokens: { rate: 100000/d, candidate: 100/d, per: global, cost: { response_header: x, otherwise: 1 } },
   dark: { rate: 100/d, mode: dark, per: global, cost: { response_header: x, otherwise: 1 } } }";
@@ -220,4 +250,19 @@ fn a_reload_that_has_nothing_to_do_with_it_leaves_a_shedder_where_it_is() {
         .reload_text(&format!("limiters:\n  more: {{ rate: 1000/s, per: global }}\n  {workers}\n"))
         .unwrap();
     assert_eq!(limiter.admit_now(&Facts::default()).unwrap_err().status(), 503);
+}
+
+#[test]
+fn limiters_that_are_named_one_by_one_decide_as_those_of_a_policy() {
+    let builder = || Limiter::builder().caller_header("x-api-key").rate("rate", Quota::per_day(3));
+    let limiter = builder().build().unwrap();
+    let headers = [("x-api-key", "a")];
+    assert_eq!(passed(&limiter, &Facts { headers: &headers, ..Facts::default() }), 3);
+    let (read, _) =
+        Policy::read("identify: { caller: [header: x-api-key] }\nlimiters: { rate: { rate: 3/d } }").unwrap();
+    assert_eq!(limiter.policy(), read);
+    let wrong = builder().rate("rate", Quota::per_day(0)).build().unwrap_err().to_string();
+    assert!(wrong.contains("two limiters") && wrong.contains("rate is 0"), "{wrong}");
+    let twice = builder().policy("limiters: {}").build().unwrap_err().to_string();
+    assert!(twice.contains("leave it out"), "{twice}");
 }

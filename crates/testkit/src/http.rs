@@ -4,7 +4,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// How long a client waits before a test has failed.
@@ -125,6 +125,16 @@ impl Client {
         let read = self.stream.read(&mut buffer).unwrap_or(0);
         buffer.truncate(read);
         buffer
+    }
+
+    /// All up to these bytes, and these.
+    pub fn read_until(&mut self, end: &[u8]) -> Vec<u8> {
+        self.take_until(end).unwrap_or_else(|error| panic!("{:?} did not come: {error}", end.escape_ascii()))
+    }
+
+    /// So many bytes.
+    pub fn read_exactly(&mut self, bytes: usize) -> Vec<u8> {
+        self.take(bytes).unwrap_or_else(|error| panic!("{bytes} bytes did not come: {error}"))
     }
 
     /// The next answer, if there is one.
@@ -251,6 +261,9 @@ impl Received {
     }
 }
 
+/// An answer for everybody.
+const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+
 /// What a server does with a request: it has the connection for itself. False closes it.
 type Handler = dyn Fn(&Received, &mut TcpStream) -> bool + Send + Sync;
 
@@ -265,23 +278,47 @@ pub struct Upstream {
 impl Upstream {
     /// One that says hello to everybody.
     pub fn hello() -> Self {
-        Self::start(|_, stream| {
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_ok()
-        })
+        Self::start(|_, stream| stream.write_all(HELLO).is_ok())
     }
 
     /// One that answers as it is told.
     pub fn start(handler: impl Fn(&Received, &mut TcpStream) -> bool + Send + Sync + 'static) -> Self {
+        Self::listen(move |stream, kept| serve(stream, &handler, kept))
+    }
+
+    /// One that says hello as soon as a gate lets it.
+    pub fn hello_through(gate: &Gate) -> Self {
+        let gate = gate.clone();
+        Self::start(move |_, stream| {
+            gate.pass();
+            stream.write_all(HELLO).is_ok()
+        })
+    }
+
+    /// One whose connections are served by hand: the head is read, and the rest is up to the test. It remembers
+    /// nothing but heads.
+    pub fn by_hand(serve: impl Fn(Received, Client) + Send + Sync + 'static) -> Self {
+        Self::listen(move |stream, kept| {
+            let mut client = Client { stream, rest: Vec::new() };
+            let Ok(head) = client.take_until(b"\r\n\r\n") else { return };
+            let received = received_of(&head);
+            kept.lock().unwrap().push(received.clone());
+            serve(received, client);
+        })
+    }
+
+    fn listen(serve: impl Fn(TcpStream, &Mutex<Vec<Received>>) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (received, connections) = (Arc::<Mutex<Vec<Received>>>::default(), Arc::<AtomicUsize>::default());
-        let handler: Arc<Handler> = Arc::new(handler);
+        let serve = Arc::new(serve);
         let (kept, counted) = (Arc::clone(&received), Arc::clone(&connections));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
+                let _ = stream.set_nodelay(true);
                 counted.fetch_add(1, Ordering::SeqCst);
-                let (handler, kept) = (Arc::clone(&handler), Arc::clone(&kept));
-                std::thread::spawn(move || serve(stream, &*handler, &kept));
+                let (serve, kept) = (Arc::clone(&serve), Arc::clone(&kept));
+                std::thread::spawn(move || serve(stream, &kept));
             }
         });
         Self { address, received, connections }
@@ -308,17 +345,39 @@ impl Upstream {
     }
 }
 
+fn received_of(head: &[u8]) -> Received {
+    let text = String::from_utf8_lossy(head);
+    let mut lines = text.split("\r\n");
+    let line = lines.next().unwrap_or_default().to_owned();
+    Received { line, headers: lines.filter_map(field).collect(), ..Received::default() }
+}
+
+/// Holds up whoever comes until the test lets them through.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<(Mutex<usize>, Condvar)>);
+
+impl Gate {
+    /// Lets so many through, now or when they come.
+    pub fn let_through(&self, count: usize) {
+        let (open_for, changed) = &*self.0;
+        *open_for.lock().unwrap() += count;
+        changed.notify_all();
+    }
+
+    /// Waits to be let through.
+    pub fn pass(&self) {
+        let (open_for, changed) = &*self.0;
+        let mut open_for = changed.wait_while(open_for.lock().unwrap(), |open_for| *open_for == 0).unwrap();
+        *open_for -= 1;
+    }
+}
+
 fn serve(stream: TcpStream, handler: &Handler, kept: &Mutex<Vec<Received>>) {
-    let _ = stream.set_nodelay(true);
     let Ok(mut answers) = stream.try_clone() else { return };
     let mut client = Client { stream, rest: Vec::new() };
     loop {
         let Ok(head) = client.take_until(b"\r\n\r\n") else { return };
-        let text = String::from_utf8_lossy(&head).into_owned();
-        let mut lines = text.split("\r\n");
-        let mut received =
-            Received { line: lines.next().unwrap_or_default().to_owned(), ..Received::default() };
-        received.headers = lines.filter_map(field).collect();
+        let mut received = received_of(&head);
         let length = received.header("content-length").first().and_then(|length| length.parse().ok());
         let is_chunked = !received.header("transfer-encoding").is_empty();
         let body = if is_chunked {

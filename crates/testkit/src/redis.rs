@@ -213,7 +213,7 @@ fn read_reply(from: &mut impl BufRead, reply: &mut Vec<u8>) -> std::io::Result<(
 }
 
 /// Waits for something that takes real time elsewhere.
-pub(crate) fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happens() {
         assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");

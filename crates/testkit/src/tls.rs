@@ -83,9 +83,29 @@ impl TlsServer {
     }
 }
 
-/// Writes `server.pem` and `server.key` into a folder: a certificate for `localhost` and 127.0.0.1.
-pub fn write_server_certificate(folder: &Path) {
-    write_certified(folder, "server", &authority(), ExtendedKeyUsagePurpose::ServerAuth);
+/// Files in a folder: `ca.pem`, and `server` and `client`, each with `.pem` and `.key`. Certificates are for `localhost`
+/// and 127.0.0.1, and that of the client has a common name besides.
+pub struct Certificates {
+    authority: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Certificates {
+    /// Writes them.
+    pub fn write(dir: &Path) -> Self {
+        let authority = authority();
+        fs::write(dir.join("ca.pem"), authority.pem()).expect("a file for the authority");
+        write_certified(dir, "server", &authority, ExtendedKeyUsagePurpose::ServerAuth);
+        write_certified(dir, "client", &authority, ExtendedKeyUsagePurpose::ClientAuth);
+        Self { authority }
+    }
+
+    /// Writes another one for a client, by whose name alone it is known.
+    pub fn write_client(&self, dir: &Path, name: &str) {
+        let mut wish = CertificateParams::default();
+        wish.distinguished_name = rcgen::DistinguishedName::new();
+        wish.distinguished_name.push(DnType::CommonName, name);
+        sign(dir, name, wish, &self.authority, ExtendedKeyUsagePurpose::ClientAuth);
+    }
 }
 
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
@@ -106,6 +126,16 @@ fn write_certified(
     let mut wish =
         CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("plain names");
     wish.distinguished_name.push(DnType::CommonName, name);
+    sign(dir, name, wish, authority, purpose)
+}
+
+fn sign(
+    dir: &Path,
+    name: &str,
+    mut wish: CertificateParams,
+    authority: &CertifiedIssuer<'_, KeyPair>,
+    purpose: ExtendedKeyUsagePurpose,
+) -> (PathBuf, PathBuf) {
     wish.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     wish.extended_key_usages = vec![purpose];
     wish.use_authority_key_identifier_extension = true;

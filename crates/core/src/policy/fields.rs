@@ -369,9 +369,13 @@ pub(crate) static GATEWAY_TLS: &[Field] = &[
 
 pub(crate) static TIMEOUTS: &[Field] = &[
     field("head", "For the head of a request: 10s unless said otherwise.", Time),
-    field("body", "For more of a body, either way: 30s unless said otherwise.", Time),
+    field(
+        "body",
+        "For more of the body of a request, and for clients to take answers: 30s unless said otherwise.",
+        Time,
+    ),
     field("connect", "For a connection with a server: 3s unless said otherwise.", Time),
-    field("answer", "For the head of an answer: 60s unless said otherwise.", Time),
+    field("answer", "For the head of an answer, and for more of it: 60s unless said otherwise.", Time),
     field("idle", "For the next request on a connection: 75s unless said otherwise.", Time),
     field(
         "drain",

@@ -112,11 +112,11 @@ pub struct Health {
 pub struct Timeouts {
     /// For the head of a request, from its first byte on, and for the first byte of a connection.
     pub head: Nanos,
-    /// For more of a body, whichever way it goes.
+    /// For more of the body of a request, and for a client to take what is there for it.
     pub body: Nanos,
     /// For a connection with a server.
     pub connect: Nanos,
-    /// For the head of an answer.
+    /// For the head of an answer once the request has gone, and for more of its body.
     pub answer: Nanos,
     /// For the next request on a connection.
     pub idle: Nanos,

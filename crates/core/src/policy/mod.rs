@@ -61,7 +61,7 @@ pub use gateway::{Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, KeyBytes, Listed, Planned};
-pub use read::Surroundings;
+pub use read::{DraftError, LimiterDraft, PolicyDraft, Surroundings};
 pub use schema::schema;
 
 /// A policy in which everything fits together.
@@ -212,8 +212,10 @@ pub struct Limiter {
     pub cost: Cost,
     matches: Vec<Condition>,
     per: SmallVec<[Part; 2]>,
-    /// The same number for limiters whose keys are always the same.
+    /// The same number for limiters whose keys are always the same: the place of the first.
     key_kind: usize,
+    /// The same number for limiters that are for the same requests: the place of the first.
+    match_kind: usize,
     /// Which choice is for which plan; empty if the first is for all.
     by_plan: Vec<Option<usize>>,
     sample_ppm: u64,
@@ -342,6 +344,11 @@ impl Policy {
         read::policy(text, surroundings)
     }
 
+    /// A policy without a file.
+    pub fn builder() -> PolicyDraft {
+        PolicyDraft::default()
+    }
+
     /// Bytes that a file may have. Larger ones are not looked at.
     pub const LARGEST: usize = document::LARGEST;
 
@@ -408,6 +415,12 @@ impl Policy {
     /// The header in which proxies say whom they speak for.
     pub fn address_header(&self) -> &AddressHeader {
         &self.address.header
+    }
+
+    /// Whether callers, or buckets of some limiter, are told apart by address.
+    pub fn asks_for_addresses(&self) -> bool {
+        self.identify.caller.iter().any(|(source, _)| *source == identify::Source::Ip)
+            || self.limiters.iter().any(|limiter| limiter.per.contains(&Part::Ip))
     }
 
     pub(crate) fn plan_named(&self, name: &str) -> Option<usize> {

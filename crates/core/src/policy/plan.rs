@@ -124,8 +124,9 @@ impl Policy {
         let class = self.classes.iter().position(is_of).unwrap_or(self.classes.len());
         request.class = Some(class);
         (planned.class, planned.plan) = (class, request.plan);
+        let mut asked = Asked::default();
         for (index, limiter) in self.limiters.iter().enumerate() {
-            if matches!(limiter.kind, Kind::Worker(_)) || !limiter.is_for(&request) {
+            if matches!(limiter.kind, Kind::Worker(_)) || !asked.is_for(limiter, index, &request) {
                 continue;
             }
             let own =
@@ -174,6 +175,23 @@ impl Policy {
         } else {
             Listed::No
         }
+    }
+}
+
+/// For which of the first limiters a request is: many ask the same question, and it is answered once.
+#[derive(Default)]
+struct Asked(u64);
+
+impl Asked {
+    fn is_for(&mut self, limiter: &Limiter, index: usize, request: &Request<'_, '_>) -> bool {
+        let bit =
+            |index: usize| u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0);
+        let is_known = limiter.match_kind < index && bit(limiter.match_kind) != 0;
+        let is_for = if is_known { self.0 & bit(limiter.match_kind) != 0 } else { limiter.is_for(request) };
+        if is_for {
+            self.0 |= bit(index);
+        }
+        is_for
     }
 }
 

@@ -81,6 +81,7 @@ impl Admin {
             .route("/api/status", get(show_status))
             .route("/api/limiters/{name}/mode", post(switch))
             .route("/api/mode", post(switch_all))
+            .route("/api/utilization", post(report_utilization))
             .layer(middleware::from_fn_with_state(self.clone(), guard));
         let router = Router::new()
             .route("/livez", get(|| async { "alive\n" }))
@@ -167,6 +168,20 @@ async fn switch_all(State(admin): State<Admin>, Json(body): Json<Value>) -> Resp
     admin.limiter.switch_all(mode);
     tracing::warn!(mode = shown(mode), "all limiters switched by hand");
     Json(json!({ "mode": shown(mode) })).into_response()
+}
+
+/// What the protected service says of itself.
+async fn report_utilization(State(admin): State<Admin>, Json(body): Json<Value>) -> Response {
+    match body.get("percent").and_then(Value::as_f64) {
+        Some(percent) if (0.0..=1000.0).contains(&percent) => {
+            admin.limiter.report_utilization((percent * 1e4) as u64);
+            Json(json!({ "percent": percent })).into_response()
+        }
+        _ => problem(
+            StatusCode::BAD_REQUEST,
+            "say {\"percent\": 85}: a number from 0 to 1000, of which 100 is fully busy",
+        ),
+    }
 }
 
 fn problem(status: StatusCode, detail: &str) -> Response {

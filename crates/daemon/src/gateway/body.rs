@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::time::{Instant, Sleep};
 use tollgate::Permit;
@@ -34,13 +35,26 @@ pub(super) enum Trouble {
     Gone = 3,
 }
 
-/// The same, for who waits for the answer.
-#[derive(Debug, Default)]
-pub(super) struct Troubles(AtomicU8);
+/// How the sending of a request goes, for who waits for the answer.
+#[derive(Debug)]
+pub(super) struct Sending {
+    trouble: AtomicU8,
+    /// Since when the server has all that the client has sent. None: more is being waited for.
+    server_waits_since: Mutex<Option<Instant>>,
+}
 
-impl Troubles {
-    pub(super) fn get(&self) -> Trouble {
-        match self.0.load(Ordering::Acquire) {
+impl Default for Sending {
+    fn default() -> Self {
+        Self {
+            trouble: AtomicU8::new(Trouble::None as u8),
+            server_waits_since: Mutex::new(Some(Instant::now())),
+        }
+    }
+}
+
+impl Sending {
+    pub(super) fn trouble(&self) -> Trouble {
+        match self.trouble.load(Ordering::Acquire) {
             1 => Trouble::TooLarge,
             2 => Trouble::Slow,
             3 => Trouble::Gone,
@@ -48,8 +62,17 @@ impl Troubles {
         }
     }
 
-    fn set(&self, trouble: Trouble) {
-        self.0.store(trouble as u8, Ordering::Release);
+    fn fails(&self, trouble: Trouble) {
+        self.trouble.store(trouble as u8, Ordering::Release);
+    }
+
+    /// Since when it is the server that is being waited for: not at all before now, while it is the client.
+    pub(super) fn server_waits_since(&self) -> Instant {
+        self.server_waits_since.lock().unwrap_or_else(Instant::now)
+    }
+
+    fn waits_for_client(&self, does: bool) {
+        *self.server_waits_since.lock() = (!does).then(Instant::now);
     }
 }
 
@@ -79,19 +102,15 @@ pub(super) struct Streamed {
     /// How long was waited for the client in all, and since when it is being waited for.
     waited: Duration,
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
-    troubles: Arc<Troubles>,
+    sending: Arc<Sending>,
 }
 
 impl AskedBody {
-    pub(super) fn new(
-        body: Incoming,
-        room: Option<u64>,
-        patience: Duration,
-    ) -> (Self, Option<Arc<Troubles>>) {
+    pub(super) fn new(body: Incoming, room: Option<u64>, patience: Duration) -> (Self, Option<Arc<Sending>>) {
         if body.is_end_stream() {
             return (Self::Empty, None);
         }
-        let troubles = Arc::<Troubles>::default();
+        let sending = Arc::<Sending>::default();
         let streamed = Streamed {
             body,
             room,
@@ -99,9 +118,9 @@ impl AskedBody {
             patience,
             waited: Duration::ZERO,
             waiting: None,
-            troubles: Arc::clone(&troubles),
+            sending: Arc::clone(&sending),
         };
-        (Self::Streamed(Box::new(streamed)), Some(troubles))
+        (Self::Streamed(Box::new(streamed)), Some(sending))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -113,8 +132,14 @@ impl Streamed {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let frame = match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Ready(frame) => frame,
-            Poll::Pending => return self.wait(context).map(|slow| Some(Err(slow))),
+            Poll::Pending => {
+                if self.waiting.is_none() {
+                    self.sending.waits_for_client(true);
+                }
+                return self.wait(context).map(|slow| Some(Err(slow)));
+            }
         };
+        self.sending.waits_for_client(false);
         if let Some((since, _)) = self.waiting.take() {
             self.waited += Instant::now() - since;
         }
@@ -124,7 +149,7 @@ impl Streamed {
                 self.seen += bytes;
                 match &mut self.room {
                     Some(room) if *room < bytes => {
-                        self.troubles.set(Trouble::TooLarge);
+                        self.sending.fails(Trouble::TooLarge);
                         return Poll::Ready(Some(Err(BrokenOff::TooLarge)));
                     }
                     Some(room) => *room -= bytes,
@@ -133,7 +158,7 @@ impl Streamed {
                 Some(Ok(without_forgery(frame)))
             }
             Some(Err(error)) => {
-                self.troubles.set(Trouble::Gone);
+                self.sending.fails(Trouble::Gone);
                 Some(Err(error.into()))
             }
             None => None,
@@ -151,7 +176,7 @@ impl Streamed {
         if timer.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
-        self.troubles.set(Trouble::Slow);
+        self.sending.fails(Trouble::Slow);
         Poll::Ready(BrokenOff::Slow)
     }
 }
@@ -227,6 +252,11 @@ impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
         let carried = Carried { permit: None, lent: None, track, progress: None };
         Self { kind: Kind::Text(text), carried: Some(Box::new(carried)) }
+    }
+
+    /// Nothing at all, behind which the connection goes on in another way.
+    pub(super) fn none() -> Self {
+        Self { kind: Kind::Text(Bytes::new()), carried: None }
     }
 
     pub(super) fn passed(body: Incoming, patience: Duration, carried: Box<Carried>) -> Self {

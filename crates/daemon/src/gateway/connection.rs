@@ -15,14 +15,15 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
-use super::Worker;
 use super::body::AnswerBody;
 use super::doing::Doing;
 use super::guard::Guard;
 use super::proxy_protocol::{self, Header};
 use super::request;
 use super::stream::Rewound;
+use super::{MOMENT, Worker};
 
 /// What is known of a connection.
 pub(super) struct Connection {
@@ -45,6 +46,9 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     let site = shared.site.load_full();
     let head = site.times.head;
     let mut stream = Rewound::new(stream);
+    if !matches!(timeout(head, speaks(&mut stream, &shared.drain)).await, Ok(true)) {
+        return;
+    }
     let mut peer = peer;
     if site.policy.gateway().proxy_protocol && site.policy.trusts(peer.ip()) {
         match timeout(head, announced(&mut stream)).await {
@@ -74,6 +78,17 @@ trait Ignore: Sized {
     fn ignore(self) {}
 }
 impl Ignore for u64 {}
+
+/// Whether anything comes. Whoever has said nothing yet is not waited for when the gateway ends.
+async fn speaks(stream: &mut Rewound<TcpStream>, drain: &CancellationToken) -> bool {
+    tokio::select! {
+        biased;
+        begun = stream.peek_more() => return matches!(begun, Ok(true)),
+        () = drain.cancelled() => {}
+    }
+    // It may have spoken before, and nobody has listened yet.
+    matches!(timeout(MOMENT, stream.peek_more()).await, Ok(Ok(true)))
+}
 
 /// For whom a proxy speaks: nobody, if it speaks for itself. None if it says nothing of the kind.
 async fn announced(stream: &mut Rewound<TcpStream>) -> Option<Option<SocketAddr>> {
@@ -150,7 +165,6 @@ where
     let edge = Edge { worker: Arc::clone(&worker), connection: Arc::new(connection) };
     let served = http1::Builder::new()
         .half_close(false)
-        .max_headers(128)
         .max_buf_size(site.max_head.max(64 << 10) + (8 << 10))
         .max_header_size(site.max_head)
         .serve_connection(TokioIo::new(guard), edge)

@@ -316,15 +316,15 @@ impl<T: AsyncRead + Unpin> AsyncRead for Guard<T> {
         if guard.reading == Reading::Spoiled {
             return Poll::Ready(Ok(()));
         }
+        if guard.doing.is_upgraded.load(Ordering::Acquire) {
+            guard.reading = Reading::Other;
+        }
         let before = buffer.filled().len();
         match Pin::new(&mut guard.inner).poll_read(context, buffer) {
             Poll::Pending if guard.reading != Reading::Other && guard.is_late(context) => {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             read => ready!(read)?,
-        }
-        if guard.reading == Reading::Start && guard.doing.is_upgraded.load(Ordering::Acquire) {
-            guard.reading = Reading::Other;
         }
         let waited_for = (guard.awaited(), guard.heads);
         let new = buffer.filled().get(before..).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Looks after servers: those that are ill get no requests until they are well.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, Request, header};
@@ -13,19 +13,17 @@ use tollgate_core::policy::Health;
 
 use super::pool::{Server, host_value};
 
-/// Looks after a server for as long as anybody passes requests on to it. One good or bad answer decides.
-pub(super) async fn look_after(server: Weak<Server>, health: Health) {
+/// Looks after a server. One good or bad answer decides.
+pub(super) async fn look_after(server: Arc<Server>, health: Health) {
     let (every, patience) = (Duration::from(health.every), Duration::from(health.timeout));
     loop {
-        let Some(here) = server.upgrade() else { return };
-        let is_well = timeout(patience, ask(&here, &health.path)).await.unwrap_or(false);
-        if here.found(is_well) {
+        let is_well = timeout(patience, ask(&server, &health.path)).await.unwrap_or(false);
+        if server.found(is_well) {
             match is_well {
-                true => tracing::info!(server = %here.address, "the server is well again"),
-                false => tracing::warn!(server = %here.address, "the server is ill, and gets no requests"),
+                true => tracing::info!(server = %server.address, "the server is well again"),
+                false => tracing::warn!(server = %server.address, "the server is ill, and gets no requests"),
             }
         }
-        drop(here);
         tokio::time::sleep(every).await;
     }
 }

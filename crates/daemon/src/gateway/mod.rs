@@ -22,6 +22,7 @@ mod tunnel;
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -39,6 +40,9 @@ use self::site::{Site, Watch};
 use crate::access_log::AccessLog;
 use crate::store::AnyStore;
 
+/// How long those are seen to who came just before the end.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// What all workers share.
 pub(crate) struct Shared {
     pub(crate) limiter: Limiter<AnyStore>,
@@ -49,6 +53,8 @@ pub(crate) struct Shared {
     /// Rings when no more connections are taken, and those that are there end when they can.
     drain: CancellationToken,
     workers: usize,
+    /// Where it is seen to all that is no request.
+    runtime: tokio::runtime::Handle,
 }
 
 /// One thread.
@@ -90,6 +96,7 @@ impl Gateway {
             client_tls,
             drain: CancellationToken::new(),
             workers,
+            runtime: tokio::runtime::Handle::try_current().map_err(io::Error::other)?,
         });
         let (mut hands, mut threads) = (Vec::new(), Vec::new());
         for number in 0..workers {
@@ -102,19 +109,23 @@ impl Gateway {
             threads.push(thread.spawn(move || runtime.block_on(work(worker, taken, counted)))?);
             hands.push(Hand { connections, open });
         }
-        let gateway = Self { shared, hands, threads };
-        gateway.shared.look_after_servers(None);
-        Ok(gateway)
+        shared.look_after_servers();
+        Ok(Self { shared, hands, threads })
     }
 
-    /// Takes connections until the gateway ends.
+    /// Takes connections until the gateway ends: also those that were made before, and that nobody had taken yet.
     pub(crate) async fn accept(&self, listener: TcpListener) {
         let counts = &self.shared.watch.counts;
         let mut pause = Duration::ZERO;
+        let mut ended = pin!(async {
+            self.shared.drain.cancelled().await;
+            tokio::time::sleep(MOMENT).await;
+        });
         loop {
             let accepted = tokio::select! {
+                biased;
+                () = ended.as_mut() => return,
                 accepted = listener.accept() => accepted,
-                () = self.shared.drain.cancelled() => return,
             };
             match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
                 Ok((stream, peer)) => {
@@ -165,27 +176,39 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 impl Shared {
+    /// Has connections end when they can.
+    pub(crate) fn drain(&self) {
+        self.drain.cancel();
+    }
+
     /// Has requests that begin from now on treated by another policy.
     pub(crate) fn put_to_work(self: &Arc<Self>, policy: Policy, tls: Option<TlsAcceptor>) {
         let before = self.site.load_full();
         self.site.store(Arc::new(Site::new(policy, self.workers, Some(&before), &self.client_tls)));
         self.tls.store(tls.map(Arc::new));
-        self.look_after_servers(Some(&before));
+        before.is_replaced.cancel();
+        self.look_after_servers();
     }
 
-    /// Looks after servers that nobody looks after yet.
-    fn look_after_servers(self: &Arc<Self>, before: Option<&Site>) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let known = |server: &Arc<pool::Server>| {
-            before.is_some_and(|before| {
-                let upstreams = before.upstreams.iter().filter(|upstream| upstream.policy.health.is_some());
-                upstreams.flat_map(|upstream| &upstream.servers).any(|other| Arc::ptr_eq(other, server))
-            })
-        };
-        for upstream in &self.site.load().upstreams {
-            let Some(health) = &upstream.policy.health else { continue };
-            for server in upstream.servers.iter().filter(|server| !known(server)) {
-                runtime.spawn(health::look_after(Arc::downgrade(server), health.clone()));
+    /// Looks after the servers of the policy at work, as that says and for as long as it is.
+    fn look_after_servers(&self) {
+        let site = self.site.load();
+        for upstream in &site.upstreams {
+            for server in &upstream.servers {
+                match &upstream.policy.health {
+                    Some(health) => {
+                        let looked_after = health::look_after(Arc::clone(server), health.clone());
+                        let until = site.is_replaced.clone().cancelled_owned();
+                        self.runtime.spawn(async move {
+                            tokio::select! {
+                                () = looked_after => {}
+                                () = until => {}
+                            }
+                        });
+                    }
+                    // Nobody asks any more.
+                    None => drop(server.found(true)),
+                }
             }
         }
     }

@@ -73,7 +73,7 @@ pub(crate) struct Server {
     pub(crate) address: policy::Server,
     protocol: Protocol,
     shelves: Box<[Shelf]>,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<Tls>,
     /// Whether TLS has agreed on HTTP/2.
     prefers_http2: AtomicBool,
     /// When it was last found to be out of reach, and since when in a row, if it was.
@@ -81,6 +81,15 @@ pub(crate) struct Server {
     is_unreachable: AtomicBool,
     /// What looking after it has shown.
     is_ill: AtomicBool,
+}
+
+/// TLS with one server.
+struct Tls {
+    name: ServerName<'static>,
+    /// For whichever HTTP it prefers.
+    connector: TlsConnector,
+    /// For what only HTTP/1.1 can do.
+    http1_connector: TlsConnector,
 }
 
 /// Connections of one worker.
@@ -152,14 +161,19 @@ impl Server {
         tls: &Arc<rustls::ClientConfig>,
     ) -> Self {
         let name = ServerName::try_from(address.host.clone()).ok().filter(|_| address.is_tls);
-        let tls = name.map(|name| {
+        let connector = |protocols: &[&[u8]]| {
             let mut config = rustls::ClientConfig::clone(tls);
-            config.alpn_protocols = match protocol {
-                Protocol::Auto => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
-                Protocol::Http1 => vec![b"http/1.1".to_vec()],
-                Protocol::Http2 => vec![b"h2".to_vec()],
-            };
-            (TlsConnector::from(Arc::new(config)), name)
+            config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+            TlsConnector::from(Arc::new(config))
+        };
+        let tls = name.map(|name| Tls {
+            name,
+            connector: connector(match protocol {
+                Protocol::Auto => &[b"h2", b"http/1.1"],
+                Protocol::Http1 => &[b"http/1.1"],
+                Protocol::Http2 => &[b"h2"],
+            }),
+            http1_connector: connector(&[b"http/1.1"]),
         });
         Self {
             address: address.clone(),
@@ -213,7 +227,8 @@ impl Server {
         }
     }
 
-    async fn connect(&self, patience: Duration) -> io::Result<Stream> {
+    async fn connect(&self, manner: Manner) -> io::Result<Stream> {
+        let patience = manner.connect_timeout;
         let connected = timeout(patience, async {
             let tcp = TcpStream::connect((self.address.host.as_str(), self.address.port)).await?;
             tcp.set_nodelay(true)?;
@@ -225,11 +240,13 @@ impl Server {
                     ));
                 }
                 None => Stream::Plain(tcp),
-                Some((connector, name)) => {
-                    let stream = connector.connect(name.clone(), tcp).await?;
-                    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                    self.prefers_http2.store(is_http2, Ordering::Relaxed);
-                    Stream::Tls(Box::new(stream))
+                Some(tls) if manner.is_upgrade => {
+                    Stream::Tls(Box::new(tls.http1_connector.connect(tls.name.clone(), tcp).await?))
+                }
+                Some(tls) => {
+                    let stream = Stream::Tls(Box::new(tls.connector.connect(tls.name.clone(), tcp).await?));
+                    self.prefers_http2.store(stream.has_agreed_on(b"h2"), Ordering::Relaxed);
+                    stream
                 }
             })
         });
@@ -245,6 +262,16 @@ impl Server {
 enum Stream {
     Plain(TcpStream),
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// Whether both sides have said that they will speak this.
+    fn has_agreed_on(&self, protocol: &[u8]) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(protocol),
+        }
+    }
 }
 
 /// Uses what the stream is, whatever that is.
@@ -313,11 +340,8 @@ impl Upstream {
             let Some(server) = self.pick(tried) else { break };
             let mut lent = Lent::new(server, self, manner.worker);
             let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
-                true => server.pass_http2(request, manner).await.map(|response| (response, None)),
-                false => server
-                    .pass_http1(request, manner)
-                    .await
-                    .map(|(response, sender)| (response, Some(sender))),
+                true => server.pass_http2(request, manner).await,
+                false => server.pass_http1(request, manner).await,
             };
             match passed {
                 Ok((response, sender)) => {
@@ -340,33 +364,53 @@ impl Upstream {
 
 /// What went wrong, and the request, if it may be tried again.
 type Again = (Failed, Option<Request<AskedBody>>);
+/// An answer, and the connection that it comes from if nobody else can use that meanwhile.
+type Answered = (Response<Incoming>, Option<http1::SendRequest<AskedBody>>);
 
 impl Server {
-    async fn pass_http1(
-        &self,
-        mut request: Request<AskedBody>,
-        manner: Manner,
-    ) -> Result<(Response<Incoming>, http1::SendRequest<AskedBody>), Again> {
+    async fn pass_http1(&self, mut request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
+        name_host_in_field(&mut request);
         while let Some(mut sender) = self.idle(manner) {
             let copy = repeatable(&request);
             match sender.try_send_request(request).await {
-                Ok(response) => return Ok((response, sender)),
+                Ok(response) => return Ok((response, Some(sender))),
                 Err(mut error) => match error.take_message().or(copy) {
                     Some(again) => request = again,
                     None => return Err((Failed::Broken(error.into_error().to_string()), None)),
                 },
             }
         }
-        let stream = match self.connect(manner.connect_timeout).await {
+        let stream = match self.connect(manner).await {
             Ok(stream) => stream,
             Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
         };
+        if stream.has_agreed_on(b"h2")
+            && let Some(shelf) = self.shelves.get(manner.worker)
+        {
+            // That turns out with the first connection.
+            match http2_of(stream).await {
+                Ok(sender) => *shelf.http2.lock().await = Some(sender),
+                Err(error) => return Err((Failed::Unreachable(told(&error)), Some(request))),
+            }
+            return self.pass_http2(request, manner).await;
+        }
+        self.pass_on(stream, request, manner).await
+    }
+
+    /// Passes a request on over a new connection of HTTP/1.1.
+    async fn pass_on(
+        &self,
+        stream: Stream,
+        mut request: Request<AskedBody>,
+        manner: Manner,
+    ) -> Result<Answered, Again> {
+        name_host_in_field(&mut request);
         let mut sender = match http1_of(stream, manner.is_upgrade).await {
             Ok(sender) => sender,
             Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
         };
         match sender.try_send_request(request).await {
-            Ok(response) => Ok((response, sender)),
+            Ok(response) => Ok((response, Some(sender))),
             Err(mut error) => {
                 let again = error.take_message();
                 Err((Failed::Broken(told(&error.into_error())), again))
@@ -393,15 +437,11 @@ impl Server {
         }
     }
 
-    async fn pass_http2(
-        &self,
-        mut request: Request<AskedBody>,
-        manner: Manner,
-    ) -> Result<Response<Incoming>, Again> {
-        name_host_in_target(&mut request, &self.address);
+    async fn pass_http2(&self, request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
         let Some(shelf) = self.shelves.get(manner.worker) else {
             return Err((Failed::Unreachable("there is no such worker".to_owned()), Some(request)));
         };
+        let mut request = request;
         for _ in 0..2 {
             let (mut sender, is_fresh) = {
                 // Whoever comes meanwhile waits for this connection instead of making another.
@@ -409,12 +449,17 @@ impl Server {
                 match kept.as_ref().filter(|sender| !sender.is_closed()) {
                     Some(sender) => (sender.clone(), false),
                     None => {
-                        let stream = match self.connect(manner.connect_timeout).await {
+                        let stream = match self.connect(manner).await {
                             Ok(stream) => stream,
                             Err(error) => {
                                 return Err((Failed::Unreachable(error.to_string()), Some(request)));
                             }
                         };
+                        if stream.has_agreed_on(b"http/1.1") {
+                            // It has another opinion than before.
+                            drop(kept);
+                            return self.pass_on(stream, request, manner).await;
+                        }
                         match http2_of(stream).await {
                             Ok(sender) => (kept.insert(sender).clone(), true),
                             Err(error) => {
@@ -424,9 +469,10 @@ impl Server {
                     }
                 }
             };
+            name_host_in_target(&mut request, &self.address);
             let copy = repeatable(&request);
             match sender.try_send_request(request).await {
-                Ok(response) => return Ok(response),
+                Ok(response) => return Ok((response, None)),
                 Err(mut error) => match error.take_message().or(copy.filter(|_| !is_fresh)) {
                     Some(again) => request = again,
                     None => return Err((Failed::Broken(told(&error.into_error())), None)),
@@ -439,13 +485,29 @@ impl Server {
 
 /// HTTP/2 names the host in its target, and has no field for it.
 fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Server) {
-    let named = request.headers_mut().remove(header::HOST).or_else(|| host_value(address));
     let mut target = std::mem::take(request.uri_mut()).into_parts();
+    // Where it was tried before in this way, the target has it.
+    if target.authority.is_none() {
+        let named = request.headers_mut().remove(header::HOST).or_else(|| host_value(address));
+        target.authority = named.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    }
     target.scheme = Some(if address.is_tls { Scheme::HTTPS } else { Scheme::HTTP });
-    target.authority = named.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
     *request.version_mut() = Version::HTTP_2;
+}
+
+/// HTTP/1 names it in a field. A request that was tried over HTTP/2 before has none.
+fn name_host_in_field(request: &mut Request<AskedBody>) {
+    if request.uri().authority().is_none() {
+        return;
+    }
+    let target = std::mem::take(request.uri_mut()).into_parts();
+    if let Some(host) = target.authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    *request.uri_mut() = Uri::from(target.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    *request.version_mut() = Version::HTTP_11;
 }
 
 /// What went wrong, and why.

@@ -1,9 +1,10 @@
 //! Answers of the gateway itself, where it is neither the limiters' nor the service's to speak.
 
 use bytes::Bytes;
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use serde_json::json;
+use tollgate_core::answer::grpc_message;
 
 /// Why the gateway answers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +85,34 @@ impl Problem {
                 HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
             );
         }
-        // What is left of the body may be anything: nothing more is read from here.
+        self.close(headers);
+        response
+    }
+
+    /// What is left of the body may be anything: nothing more is read from here.
+    fn close(self, headers: &mut HeaderMap) {
         if matches!(self, Self::Malformed(_) | Self::TooLarge | Self::Slow) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+    }
+
+    /// The same in the words of gRPC.
+    pub(super) fn grpc_answer(self) -> Response<Bytes> {
+        let code: u32 = match self {
+            Self::Malformed(_) | Self::NoTunnel => 3, // INVALID_ARGUMENT
+            Self::TooLarge => 8,                      // RESOURCE_EXHAUSTED
+            Self::Slow | Self::Late => 4,             // DEADLINE_EXCEEDED
+            Self::NoUpstream => 12,                   // UNIMPLEMENTED
+            Self::Unreachable => 14,                  // UNAVAILABLE
+        };
+        let mut response = Response::new(Bytes::new());
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert("grpc-status", HeaderValue::from(code));
+        if let Ok(message) = HeaderValue::from_str(&grpc_message(self.detail())) {
+            headers.insert("grpc-message", message);
+        }
+        self.close(headers);
         response
     }
 }

@@ -1,17 +1,22 @@
 //! The whole path of a request through the gateway, on one screen.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
+use tokio::time::{Instant, timeout_at};
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit};
 
 use super::Worker;
-use super::body::{AnswerBody, AskedBody, Carried, Trouble};
+use super::body::{AnswerBody, AskedBody, Carried, Sending, Trouble};
 use super::connection::Connection;
 use super::fields::{self, Origin};
 use super::pool::{Failed, Manner};
@@ -46,8 +51,9 @@ pub(super) async fn answer(
     };
     let client = site.policy.client_address(&facts).unwrap_or_else(|| connection.peer.ip());
     track.asked(facts.method, facts.path, Some(client));
+    let is_grpc = is_grpc(&parts.headers);
     if let Err(problem) = check(&parts) {
-        return own(problem, track);
+        return own(problem, is_grpc, track);
     }
     let permit = match shared.limiter.admit(&facts).await {
         Ok(permit) => permit,
@@ -65,16 +71,18 @@ pub(super) async fn answer(
         tokio::time::sleep(delay).await;
     }
     let Some(upstream) = site.policy.upstream_of(&facts).and_then(|at| site.upstreams.get(at)) else {
-        return own(Problem::NoUpstream, track);
+        // Where there is none at all, that is not the client's mistake.
+        let is_ours = site.upstreams.is_empty();
+        return own(if is_ours { Problem::Unreachable } else { Problem::NoUpstream }, is_grpc, track);
     };
     track.note(|entry| entry.upstream = Some(Arc::clone(&upstream.policy.name)));
     if is_larger(&parts.headers, site.max_body) {
-        return own(Problem::TooLarge, track);
+        return own(Problem::TooLarge, is_grpc, track);
     }
     let upgrade = fields::upgrade_of(&parts.headers).filter(|_| parts.version == Version::HTTP_11);
     let manner = Manner {
         worker: worker.number,
-        is_grpc: is_grpc(&parts.headers),
+        is_grpc,
         is_upgrade: upgrade.is_some(),
         connect_timeout: site.times.connect,
     };
@@ -82,13 +90,12 @@ pub(super) async fn answer(
     let mut request = Request::from_parts(parts, body);
     let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
     let (parts, body) = request.into_parts();
-    let (body, troubles) = AskedBody::new(body, site.max_body, site.times.body);
+    let (body, sending) = AskedBody::new(body, site.max_body, site.times.body);
     let origin = Origin { peer: connection.peer.ip(), client, is_tls: connection.is_tls, host: &host };
     let request = rewritten(parts, body, &site, &origin, upgrade.as_ref(), is_http1);
-    // The service may be slow, the client may not: its body has its own patience.
-    let passed = match tokio::time::timeout(site.times.answer, upstream.pass(request, manner)).await {
-        Ok(Ok(passed)) => Ok(passed),
-        Ok(Err(failed)) => Err(match troubles.as_ref().map_or(Trouble::None, |troubles| troubles.get()) {
+    let passed = match in_time(site.times.answer, sending.as_deref(), upstream.pass(request, manner)).await {
+        Some(Ok(passed)) => Ok(passed),
+        Some(Err(failed)) => Err(match sending.as_ref().map_or(Trouble::None, |sending| sending.trouble()) {
             Trouble::TooLarge => Problem::TooLarge,
             Trouble::Slow => Problem::Slow,
             Trouble::Gone => Problem::Malformed("The body of the request broke off."),
@@ -98,14 +105,14 @@ pub(super) async fn answer(
                 Problem::Unreachable
             }
         }),
-        Err(_) => {
+        None => {
             track.fails("no answer in time");
             Err(Problem::Late)
         }
     };
     let (mut response, lent) = match passed {
         Ok(passed) => passed,
-        Err(problem) => return own(problem, track),
+        Err(problem) => return own(problem, is_grpc, track),
     };
     track.note(|entry| entry.server = Some(lent.server().to_string()));
     track.answered(response.status());
@@ -114,7 +121,7 @@ pub(super) async fn answer(
     let agreed = fields::upgrade_of(response.headers()).filter(|_| is_switch);
     fields::strip_hop_by_hop(response.headers_mut());
     add_fields(response.headers_mut(), permit.headers());
-    if permit.decision().degraded {
+    if permit.is_degraded() {
         response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
     }
     let mut carried = Box::new(Carried { permit: Some(permit), lent: Some(lent), track, progress: None });
@@ -124,25 +131,43 @@ pub(super) async fn answer(
             headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
             headers.insert(header::UPGRADE, protocol);
             let server = tunnel::server_end(&mut response);
-            let track = Track::begin(&shared.watch, &connection.doing);
+            // From here on it is not HTTP that comes from the client.
+            connection.doing.is_upgraded.store(true, Ordering::Release);
             tokio::spawn(tunnel::connect(Ends { client, server }, carried, site.times.idle));
-            response.map(|_| AnswerBody::text(Bytes::new(), track))
+            response.map(|_| AnswerBody::none())
         }
         // Nobody has asked for it.
         _ if is_switch => {
             carried.track.fails("the server changed its protocol, and nobody had asked it to");
-            own(Problem::Unreachable, carried.track)
+            own(Problem::Unreachable, is_grpc, carried.track)
         }
-        _ => response.map(|body| AnswerBody::passed(body, site.times.body, carried)),
+        _ => response.map(|body| AnswerBody::passed(body, site.times.answer, carried)),
+    }
+}
+
+/// Waits for an answer, from when the server could have begun with it: while a client still sends its request, only the
+/// client is being waited for, and that has its own patience.
+async fn in_time<T>(
+    patience: Duration,
+    sending: Option<&Sending>,
+    answer: impl Future<Output = T>,
+) -> Option<T> {
+    let mut answer = pin!(answer);
+    let mut since = Instant::now();
+    loop {
+        if let Ok(answer) = timeout_at(since + patience, answer.as_mut()).await {
+            return Some(answer);
+        }
+        since = sending.map(Sending::server_waits_since).filter(|later| *later > since)?;
     }
 }
 
 /// What the gateway itself has to say.
-fn own(problem: Problem, mut track: Track) -> Response<AnswerBody> {
+fn own(problem: Problem, is_grpc: bool, mut track: Track) -> Response<AnswerBody> {
     track.note(|entry| {
         entry.error.get_or_insert_with(|| problem.name().to_owned());
     });
-    text(problem.answer(), track)
+    text(if is_grpc { problem.grpc_answer() } else { problem.answer() }, track)
 }
 
 fn text(response: Response<Bytes>, mut track: Track) -> Response<AnswerBody> {
@@ -180,6 +205,9 @@ fn check(parts: &http::request::Parts) -> Result<(), Problem> {
         }
         _ if hosts > 1 => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
+    }
+    if parts.uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(Problem::Malformed("The target of a request names no user."));
     }
     if let (Some(authority), Some(host)) = (parts.uri.authority(), parts.headers.get(header::HOST))
         && !authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes())
@@ -237,6 +265,8 @@ fn rewritten(
     fields::strip_ours(&mut headers);
     fields::strip_look_alikes(&mut headers, &site.policy);
     fields::keep_trailers(&mut headers);
+    // What the client waits for before it sends its body is ours to say.
+    headers.remove(header::EXPECT);
     if !is_http1 {
         fields::join_cookies(&mut headers);
     }

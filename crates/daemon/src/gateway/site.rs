@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use tollgate_core::Nanos;
 use tollgate_core::policy::{Policy, Timeouts};
 
@@ -23,6 +24,8 @@ pub(crate) struct Site {
     pub(super) times: Times,
     pub(super) max_body: Option<u64>,
     pub(super) max_head: usize,
+    /// Rings when another has taken its place.
+    pub(super) is_replaced: CancellationToken,
 }
 
 /// How long the gateway waits for what.
@@ -63,6 +66,7 @@ impl Site {
             times: Times::new(&gateway.timeouts),
             max_body: gateway.sizes.body,
             max_head: usize::try_from(gateway.sizes.head).unwrap_or(64 << 10),
+            is_replaced: CancellationToken::new(),
             policy,
         }
     }

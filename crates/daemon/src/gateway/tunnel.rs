@@ -1,14 +1,18 @@
 //! Connections that change their protocol, such as WebSocket: bytes go both ways until one side ends, and the request is in
 //! progress for as long.
 
-use std::sync::atomic::Ordering;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, timeout_at};
 
 use super::body::Carried;
 
@@ -30,32 +34,56 @@ pub(super) fn server_end(response: &mut Response<Incoming>) -> OnUpgrade {
 
 /// Connects both ends until one of them is closed, or nothing has gone either way for so long.
 pub(super) async fn connect(ends: Ends, mut carried: Box<Carried>, patience: Duration) {
-    carried.track.doing().is_upgraded.store(true, Ordering::Release);
     let (Ok(client), Ok(server)) = tokio::join!(ends.client, ends.server) else { return };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_server, to_server) = tokio::io::split(TokioIo::new(server));
-    let (up, down) =
-        tokio::join!(copy(from_client, to_server, patience), copy(from_server, to_client, patience));
+    let pulse = Pulse { last: Mutex::new(Instant::now()), patience };
+    let (up, down) = tokio::join!(copy(from_client, to_server, &pulse), copy(from_server, to_client, &pulse));
     carried.track.sent(usize::try_from(down.unwrap_or(0)).unwrap_or(usize::MAX));
     carried.track.ended(up.is_some() && down.is_some());
+}
+
+/// When something last went either way.
+struct Pulse {
+    last: Mutex<Instant>,
+    patience: Duration,
+}
+
+impl Pulse {
+    fn beats(&self) {
+        *self.last.lock() = Instant::now();
+    }
+
+    /// Waits for something, or until nothing has gone either way for too long.
+    async fn keeps<T>(&self, awaited: impl Future<Output = io::Result<T>>) -> Option<T> {
+        let mut awaited = pin!(awaited);
+        loop {
+            let deadline = *self.last.lock() + self.patience;
+            match timeout_at(deadline, awaited.as_mut()).await {
+                Ok(came) => return came.ok(),
+                Err(_) if *self.last.lock() + self.patience > deadline => {}
+                Err(_) => return None,
+            }
+        }
+    }
 }
 
 /// Copies all there is, and then closes the other side. None if that failed.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    patience: Duration,
+    pulse: &Pulse,
 ) -> Option<u64> {
     let mut buffer = vec![0; 16 << 10];
     let mut all = 0;
     let copied = loop {
-        let Ok(Ok(read)) = tokio::time::timeout(patience, from.read(&mut buffer)).await else { break None };
+        let Some(read) = pulse.keeps(from.read(&mut buffer)).await else { break None };
         if read == 0 {
             break Some(all);
         }
-        let Ok(Ok(())) = tokio::time::timeout(patience, to.write_all(buffer.get(..read)?)).await else {
-            break None;
-        };
+        pulse.beats();
+        let Some(()) = pulse.keeps(to.write_all(buffer.get(..read)?)).await else { break None };
+        pulse.beats();
         all += read as u64;
     };
     let _ = to.shutdown().await;

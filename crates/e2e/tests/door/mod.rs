@@ -28,8 +28,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::sync::{Semaphore, mpsc};
 use tollgate::core::store::Store;
-use tollgate::tower::{Hints, TollgateLayer};
-use tollgate::{Clock, Failsafe, Limiter, ManualClock, MemoryStore, SystemClock};
+use tollgate::tower::TollgateLayer;
+use tollgate::{Clock, Failsafe, Limiter, ManualClock, MemoryStore, Settle, SystemClock};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::RedisServer;
 
@@ -40,7 +40,7 @@ pub struct Door<S: Store + 'static> {
     pub address: SocketAddr,
     /// Requests to `/slow` end when they get one of these.
     pub ends: Arc<Semaphore>,
-    /// Bodies of `/stream` get what is sent here.
+    /// Bodies of `/stream` get what is sent here. One that gets `used 7` settles that.
     pub stream: mpsc::UnboundedSender<&'static str>,
     /// Requests that have reached the service.
     pub reached: Arc<AtomicU64>,
@@ -105,21 +105,23 @@ pub async fn serve<S: Store + 'static>(limiter: Limiter<S>, clock: ManualClock) 
             "ok"
         }
     };
-    let streaming = move || async move {
+    let streaming = move |request: axum::extract::Request| async move {
+        let settle = request.extensions().get::<Settle>().cloned();
         let next = move |_: ()| {
-            let chunks = Arc::clone(&chunks);
+            let (chunks, settle) = (Arc::clone(&chunks), settle.clone());
             async move {
                 let chunk = chunks.lock().await.recv().await.filter(|chunk| !chunk.is_empty())?;
+                if let (Some(settle), Some(used)) = (settle, chunk.strip_prefix("used ")) {
+                    settle.settle(used.parse().unwrap());
+                }
                 Some((Ok::<_, Infallible>(Bytes::from(chunk)), ()))
             }
         };
         let first = futures_util::stream::once(async { Ok(Bytes::from("begun ")) });
         Response::new(Body::from_stream(first.chain(futures_util::stream::unfold((), next))))
     };
-    let layer = TollgateLayer::new(limiter.clone()).hints(|parts| Hints {
-        peer: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip()),
-        ..Hints::default()
-    });
+    let layer = TollgateLayer::new(limiter.clone())
+        .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
     let app = Router::new()
         .route("/slow", any(slow))
         .route("/stream", any(streaming))

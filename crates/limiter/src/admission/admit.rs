@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
@@ -18,6 +17,7 @@ use super::leases::Lease;
 use super::permit::{Dark, Held, Permit, Taken, charge, standing};
 use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
+use super::settle::Bill;
 use super::{Limiter, Shared};
 
 /// One of so many requests is measured where the store answers at once.
@@ -88,7 +88,8 @@ impl<S: Store + 'static> Shared<S> {
         if let Some(retry_after) = self.sheds(&running, planned.class) {
             let refused = Refused { retry_after: Some(retry_after), ..shed(&running) };
             running.count(planned.class, |counts| &counts.refused);
-            return Err(Refusal::new(refused, running, now, self.draw()));
+            let refusal = Refusal::new(refused, running, now, self.draw());
+            return Err(refusal.of(planned.class, planned.plan));
         }
         let mut held = Box::new(Held {
             class: planned.class,
@@ -102,14 +103,16 @@ impl<S: Store + 'static> Shared<S> {
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
-            settled: AtomicU64::new(0),
+            bill: None,
+            has_watched: false,
             dark: None,
             running,
         });
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err(refused) = self.charge(&mut held).await {
             held.running.count(held.class, |counts| &counts.refused);
-            return Err(Refusal::new(refused, Arc::clone(&held.running), now, self.draw()));
+            let refusal = Refusal::new(refused, Arc::clone(&held.running), now, self.draw());
+            return Err(refusal.of(held.class, held.plan));
         }
         held.running.count(held.class, |counts| &counts.passed);
         // From here on it is given back, whatever happens.
@@ -118,6 +121,7 @@ impl<S: Store + 'static> Shared<S> {
         self.keep_leases(held);
         // What is only watched comes last, and changes nothing.
         let watched = self.watched(held);
+        held.bill = Bill::of(held);
         if !watched.is_empty() {
             let shared = Arc::clone(self);
             let watching = Watching {
@@ -161,9 +165,12 @@ impl<S: Store + 'static> Shared<S> {
     async fn charge(&self, held: &mut Held) -> Result<(), Refused> {
         let mut charges: SmallVec<[Charge<'_>; 10]> = SmallVec::new();
         let mut taken: Vec<Taken> = Vec::with_capacity(held.charged.len());
+        let all = held.running.mode_of_all();
         for (index, charged) in held.charged.iter().enumerate() {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
-            if effective(&held.running, limiter, charged) != Mode::Enforce {
+            let is_enforced = effective(limiter, all, charged) == Mode::Enforce;
+            held.has_watched |= !is_enforced || !limiter.candidate.is_empty();
+            if !is_enforced {
                 continue;
             }
             let Some(key) = held.keys.get(charged.key) else { continue };
@@ -232,9 +239,13 @@ impl<S: Store + 'static> Shared<S> {
     /// What is decided and counted, and refuses nobody: limiters that are dark, and candidates.
     fn watched(&self, held: &mut Held) -> SmallVec<[Watched; 2]> {
         let mut watched = SmallVec::new();
+        if !held.has_watched {
+            return watched;
+        }
+        let all = held.running.mode_of_all();
         for charged in &held.charged {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
-            let mode = effective(&held.running, limiter, charged);
+            let mode = effective(limiter, all, charged);
             let is_dark = mode == Mode::Dark;
             let has_candidate = mode != Mode::Off && !limiter.candidate.is_empty();
             for (is_watched, is_candidate) in [(is_dark, false), (has_candidate, true)] {
@@ -345,8 +356,8 @@ impl Watched {
 }
 
 /// The mode of a limiter for one request.
-fn effective(running: &Running, limiter: &RunningLimiter, charged: &Charged) -> Mode {
-    let mode = running.mode(limiter);
+fn effective(limiter: &RunningLimiter, all: Mode, charged: &Charged) -> Mode {
+    let mode = limiter.mode_under(all);
     if charged.only_watched { mode.min(Mode::Dark) } else { mode }
 }
 

@@ -7,6 +7,7 @@ mod leases;
 mod permit;
 mod refusal;
 mod running;
+mod settle;
 mod timings;
 #[cfg(feature = "jwt")]
 mod tokens;
@@ -25,12 +26,13 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use std::hash::BuildHasher;
-use tollgate_core::Timestamp;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::key::{KeyRef, Kind};
-use tollgate_core::limit::{Limit, Op};
-use tollgate_core::policy::{Facts, Mistakes, Mode, Policy, Tokens};
+use tollgate_core::limit::Op;
+use tollgate_core::policy::{Facts, LimiterDraft, Mistakes, Mode, Policy, PolicyDraft, Tokens};
 use tollgate_core::store::{Charge, Store, StoreError};
+use tollgate_core::worker::Source;
+use tollgate_core::{Limit, LimitError, Timestamp};
 
 use self::counts::TotalCounts;
 use self::file::{Reloads, Tried};
@@ -47,6 +49,7 @@ pub use file::PolicyFile;
 pub use permit::{Decision, Permit};
 pub use refusal::Refusal;
 pub use running::PolicyError;
+pub use settle::Settle;
 pub use timings::Timings;
 #[cfg(feature = "jwt")]
 pub use tokens::JwtTokens;
@@ -166,10 +169,27 @@ pub trait Companion: Send + Sync {
 ///     .build()?;
 /// # Ok::<_, tollgate::PolicyError>(())
 /// ```
+///
+/// Few limiters need no policy text:
+///
+/// ```
+/// use tollgate::{Limiter, Quota};
+///
+/// let limiter = Limiter::builder()
+///     .caller_header("x-api-key")
+///     .critical("POST /v1/charges")
+///     .rate("request-rate", Quota::per_second(50).burst(100))
+///     .concurrency("concurrent-requests", 20)
+///     .fleet("fleet-usage", 400, 20)
+///     .build()?;
+/// # Ok::<_, tollgate::PolicyError>(())
+/// ```
 #[must_use = "a builder does nothing until `build`"]
 pub struct LimiterBuilder<S: Store + 'static = MemoryStore> {
     store: S,
     policy: Option<Result<Policy, PolicyError>>,
+    /// Limiters that were named one by one.
+    draft: Option<PolicyDraft>,
     /// The file that the policy is from.
     tried: Option<Tried>,
     tokens: Option<Box<dyn Tokens>>,
@@ -182,6 +202,7 @@ impl Limiter {
         LimiterBuilder {
             store: MemoryStore::new(),
             policy: None,
+            draft: None,
             tried: None,
             tokens: None,
             clock: AnyClock::default(),
@@ -216,11 +237,15 @@ impl Limiter {
 }
 
 impl<S: Store + 'static> LimiterBuilder<S> {
-    /// Where states are kept: in memory unless said otherwise. A store that others share belongs into a
-    /// [`Failsafe`](crate::Failsafe).
+    /// Where states are kept: in memory unless said otherwise. The limiter runs on the store that it is given; what a policy says
+    /// under `store` is for the binary `tollgate`, which makes one of it.
+    ///
+    /// A store that others share belongs into a [`Failsafe`](crate::Failsafe), which does for each limiter what its
+    /// `on_store_failure` says. By itself such a store lets requests pass while it is away, so that without a `Failsafe` a
+    /// policy is refused unless all its limiters say `on_store_failure: open`.
     pub fn store<T: Store + 'static>(self, store: T) -> LimiterBuilder<T> {
-        let Self { policy, tried, tokens, clock, .. } = self;
-        LimiterBuilder { store, policy, tried, tokens, clock }
+        let Self { policy, draft, tried, tokens, clock, .. } = self;
+        LimiterBuilder { store, policy, draft, tried, tokens, clock }
     }
 
     /// The policy, as text.
@@ -248,6 +273,71 @@ impl<S: Store + 'static> LimiterBuilder<S> {
         self
     }
 
+    /// Callers are told apart by this header. Of several sources the first that is there counts; without any it is the address.
+    pub fn caller_header(self, name: &str) -> Self {
+        self.drafted(|draft| draft.caller_header(name))
+    }
+
+    /// Callers are told apart by their address, where the sources before it have no name. There are no proxies whose word
+    /// would be believed.
+    pub fn caller_address(self) -> Self {
+        self.drafted(PolicyDraft::caller_address)
+    }
+
+    /// These requests are critical, written as in a policy: `POST /v1/charges`.
+    pub fn critical(self, condition: &str) -> Self {
+        self.drafted(|draft| draft.critical(condition))
+    }
+
+    /// A limiter: so many requests in so long, for each caller.
+    pub fn rate(self, name: &str, quota: impl Into<Result<Limit, LimitError>>) -> Self {
+        self.drafted(|draft| draft.rate(name, quota))
+    }
+
+    /// A limiter: so many requests in progress, for each caller.
+    pub fn concurrency(self, name: &str, count: u64) -> Self {
+        self.drafted(|draft| draft.concurrency(name, count))
+    }
+
+    /// A limiter: so many places for everybody together, of which a share is kept for what is critical.
+    pub fn fleet(self, name: &str, places: u64, reserve_percent: u64) -> Self {
+        self.drafted(|draft| draft.fleet(name, places, reserve_percent))
+    }
+
+    /// A limiter: a worker in trouble sheds class by class, tests first, and never what is critical.
+    pub fn workers(self, name: &str, source: Source) -> Self {
+        self.drafted(|draft| draft.workers(name, source))
+    }
+
+    /// Any limiter, with more to say about it.
+    ///
+    /// ```
+    /// use tollgate::core::policy::LimiterDraft;
+    /// use tollgate::{Limiter, Mode, Quota};
+    ///
+    /// let logins = LimiterDraft::rate("logins", Quota::per_minute(5)).matching("POST /login").mode(Mode::Dark);
+    /// let limiter = Limiter::builder().limiter(logins).build()?;
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// ```
+    pub fn limiter(self, limiter: LimiterDraft) -> Self {
+        self.drafted(|draft| draft.limiter(limiter))
+    }
+
+    fn drafted(mut self, more: impl FnOnce(PolicyDraft) -> PolicyDraft) -> Self {
+        self.draft = Some(more(self.draft.take().unwrap_or_default()));
+        self
+    }
+
+    /// The policy, however it was given.
+    fn given(&mut self) -> Result<Policy, PolicyError> {
+        match (self.policy.take(), self.draft.take()) {
+            (Some(policy), None) => policy,
+            (None, Some(draft)) => Ok(draft.build()?),
+            (None, None) => open(),
+            (Some(_), Some(_)) => Err(PolicyError::Twice),
+        }
+    }
+
     /// Who vouches for tokens that callers bring. Unless said otherwise that is `JwtTokens` (feature `jwt`), by the keys
     /// that the policy names.
     pub fn tokens(mut self, tokens: impl Tokens + 'static) -> Self {
@@ -264,7 +354,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     /// The limiter. Within a tokio runtime it samples utilization and renews leases there; outside of one,
     /// [`Limiter::tend`] does.
     pub fn build(mut self) -> Result<Limiter<S>, PolicyError> {
-        let policy = self.policy.take().unwrap_or_else(open)?;
+        let policy = self.given()?;
         let lasting = Lasting::default();
         let running = self.running(policy, &lasting)?;
         Ok(self.started(running, lasting))
@@ -283,7 +373,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     /// # Ok::<_, tollgate::PolicyError>(())
     /// ```
     pub fn build_or_open(mut self) -> Result<(Limiter<S>, Option<PolicyError>), PolicyError> {
-        let policy = self.policy.take().unwrap_or_else(open);
+        let policy = self.given();
         let lasting = Lasting::default();
         match policy.and_then(|policy| self.running(policy, &lasting)) {
             Ok(running) => Ok((self.started(running, lasting), None)),
@@ -435,8 +525,9 @@ impl<S: Store + 'static> Limiter<S> {
     /// use tollgate::{Facts, Limiter};
     ///
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// let limiter = Limiter::from_policy("limiters: { fleet-usage: { fleet: 100, reserve: 20%, for: [other] } }")?;
-    /// let _permit = limiter.admit(&Facts::default()).await.unwrap();
+    /// let policy = "classes: { critical: [POST /charges] }\nlimiters: { fleet-usage: { fleet: 100, reserve: 20% } }";
+    /// let limiter = Limiter::from_policy(policy)?;
+    /// let _permit = limiter.admit(&Facts { method: "POST", path: "/charges", ..Facts::default() }).await.unwrap();
     /// let fleets = limiter.fleet_use().await.unwrap();
     /// assert_eq!((fleets[0].capacity, fleets[0].allocation), (100, 80));
     /// assert_eq!((fleets[0].used.critical, fleets[0].used.other), (1, 0));
@@ -464,6 +555,12 @@ impl<S: Store + 'static> Limiter<S> {
     /// Where states are kept.
     pub fn store(&self) -> &S {
         &self.shared.store
+    }
+
+    /// Whether the policy at work tells callers apart by address.
+    #[cfg(feature = "tower")]
+    pub(crate) fn asks_for_addresses(&self) -> bool {
+        self.shared.running.load().policy.asks_for_addresses()
     }
 
     /// The policy at work.

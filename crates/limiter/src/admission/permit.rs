@@ -2,20 +2,21 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::Standing;
 use tollgate_core::key::{KeyRef, Kind};
-use tollgate_core::limit::{Ask, Op};
-use tollgate_core::policy::{Charged, Cost, KeyBytes};
+use tollgate_core::limit::Ask;
+use tollgate_core::policy::{Charged, KeyBytes};
 use tollgate_core::store::{Charge, Rule, Store};
 use tollgate_core::{Nanos, Outcome, Timestamp};
 
 use super::Shared;
 use super::running::{Ruled, Running};
+use super::settle::{Bill, Settle};
 use crate::memory::MemoryStore;
 
 /// A request that may pass. While it lasts the request counts as in progress; when it is dropped, everything that was held
@@ -54,8 +55,10 @@ pub(super) struct Held {
     pub(super) degraded: bool,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
-    /// Which of `charged` have been settled, as bits.
-    pub(super) settled: AtomicU64,
+    /// What is to be settled, if something is.
+    pub(super) bill: Option<Arc<Bill>>,
+    /// Whether some limiter, or its candidate, may have something to decide in the dark.
+    pub(super) has_watched: bool,
     /// What is held for it by limiters that are only watched.
     pub(super) dark: Option<Arc<Dark>>,
 }
@@ -92,6 +95,11 @@ impl Dark {
     /// Takes note of rates that will be settled.
     pub(super) fn charge(&self, rates: impl Iterator<Item = (Charged, KeyBytes, Rule)>) {
         self.0.lock().charged.extend(rates);
+    }
+
+    /// Adds those rates to others.
+    pub(super) fn charged_to(&self, rates: &mut Vec<(Charged, KeyBytes, Rule)>) {
+        rates.extend(self.0.lock().charged.iter().cloned());
     }
 
     fn end<S: Store + 'static>(&self, shared: &Shared<S>, lease: LeaseId) {
@@ -214,6 +222,11 @@ impl<S: Store + 'static> Permit<S> {
         }
     }
 
+    /// Whether something was decided without the store.
+    pub fn is_degraded(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.degraded)
+    }
+
     /// How long the request should wait before it goes on: not at all, unless a queue (`algorithm: leaky-queue`) says so.
     pub fn delay(&self) -> std::time::Duration {
         self.held.as_ref().map_or(std::time::Duration::ZERO, |held| held.delay.into())
@@ -237,82 +250,25 @@ impl<S: Store + 'static> Permit<S> {
                 worker.gauge.report_text(value, now);
             }
         }
-        for charged in &held.charged {
-            let limiter = held.running.policy.limiters().get(charged.limiter);
-            if let Some(Cost::Settled { header: name, .. }) = limiter.map(|limiter| &limiter.cost)
-                && let Some(cost) =
-                    header(name).and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok())
-            {
-                self.settle_limiter(held, charged.limiter, cost);
-            }
+        if let Some(bill) = &held.bill {
+            let number = |value: &[u8]| std::str::from_utf8(value).ok()?.trim().parse().ok();
+            self.shared.settle_bill(bill, |name| header(name).and_then(number));
         }
     }
 
     /// The request has turned out to cost this much, in all limits whose cost is only known afterwards
-    /// (`cost: { response_header: ... }`). The first word counts, be it this or a header of the answer. What was charged too much goes back; what was too little is charged as far as it is
-    /// there.
+    /// (`cost: { response_header: ... }`). The first word counts, be it this or a header of the answer. What was charged too
+    /// much goes back; what was too little is charged as far as it is there.
     pub fn settle(&self, cost: u64) {
-        let Some(held) = &self.held else { return };
-        for charged in &held.charged {
-            let limiter = held.running.policy.limiters().get(charged.limiter);
-            if limiter.is_some_and(|limiter| matches!(limiter.cost, Cost::Settled { .. })) {
-                self.settle_limiter(held, charged.limiter, cost);
-            }
+        if let Some(bill) = self.held.as_ref().and_then(|held| held.bill.as_ref()) {
+            self.shared.settle_bill(bill, |_| Some(cost));
         }
     }
 
-    fn settle_limiter(&self, held: &Held, limiter: usize, cost: u64) {
-        let Some(place) = held.charged.iter().position(|charged| charged.limiter == limiter) else { return };
-        let bit = 1 << (place % 64);
-        if held.settled.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
-            return;
-        }
-        let rates = held.taken.iter().filter(|taken| !taken.is_held);
-        let mut rates: Vec<(Charged, KeyBytes, Rule)> = rates
-            .filter_map(|taken| {
-                let charged = held.charged.get(taken.charged).filter(|charged| charged.limiter == limiter)?;
-                Some((*charged, held.keys.get(charged.key)?.clone(), taken.rule))
-            })
-            .collect();
-        if let Some(dark) = &held.dark {
-            let dark = dark.0.lock();
-            rates.extend(dark.charged.iter().filter(|(charged, ..)| charged.limiter == limiter).cloned());
-        }
-        for (charged, key, rule) in rates {
-            let (estimate, taken_at, at) = (charged.cost, held.taken_at, held.at);
-            let shared = Arc::clone(&self.shared);
-            self.shared.aside(async move { shared.settle(rule, &key, estimate, cost, taken_at, at).await });
-        }
-    }
-}
-
-impl<S: Store + 'static> Shared<S> {
-    async fn settle(
-        &self,
-        rule: Rule,
-        key: &KeyBytes,
-        estimate: u64,
-        cost: u64,
-        taken_at: Timestamp,
-        at: Option<Timestamp>,
-    ) {
-        let key = KeyRef { kind: Kind::Bytes, bytes: key };
-        if cost <= estimate {
-            let ask = Ask { taken: Some(taken_at), ..Ask::from(estimate - cost) };
-            let _ = self.store.apply(Op::Refund, Charge { rule, key, ask }, at).await;
-            return;
-        }
-        // Nobody can be refused any more: what is missing is taken as far as it is there.
-        let mut more = cost - estimate;
-        while more > 0 {
-            let ask = Ask::from(more);
-            match self.store.apply(Op::Charge, Charge { rule, key, ask }, at).await {
-                Ok(outcome) if !outcome.allowed && outcome.remaining > 0 && outcome.remaining < more => {
-                    more = outcome.remaining;
-                }
-                _ => return,
-            }
-        }
+    /// The same for later, also for when this permit has ended. None if no limit is settled.
+    pub fn settle_later(&self) -> Option<Settle> {
+        let bill = self.held.as_ref()?.bill.as_ref()?;
+        Some(Settle::new(&self.shared, bill))
     }
 }
 

@@ -30,13 +30,31 @@ pub struct Refusal(Box<Inner>);
 struct Inner {
     refused: Refused,
     running: Arc<Running>,
+    class: Option<usize>,
+    plan: Option<usize>,
     now: Timestamp,
     draw: u32,
 }
 
 impl Refusal {
     pub(super) fn new(refused: Refused, running: Arc<Running>, now: Timestamp, draw: u32) -> Self {
-        Self(Box::new(Inner { refused, running, now, draw }))
+        Self(Box::new(Inner { refused, running, class: None, plan: None, now, draw }))
+    }
+
+    /// The same, of a request of this class and plan.
+    pub(super) fn of(mut self, class: usize, plan: Option<usize>) -> Self {
+        (self.0.class, self.0.plan) = (Some(class), plan);
+        self
+    }
+
+    /// The class of the request. None if its caller is on the block list: then nobody asks.
+    pub fn class(&self) -> Option<&str> {
+        self.0.class.map(|class| self.0.running.policy.class_name(class))
+    }
+
+    /// The caller's plan.
+    pub fn plan(&self) -> Option<&str> {
+        self.0.running.policy.plans().get(self.0.plan?).map(|plan| &*plan.name)
     }
 
     /// What kind of limiter refused.
@@ -66,7 +84,7 @@ impl Refusal {
 
     /// The whole answer over HTTP, in a form that the caller accepts. `instance` is what was asked for.
     pub fn answer(&self, accept: Option<&[u8]>, instance: &str) -> Answer {
-        let Inner { refused, running, now, draw } = &*self.0;
+        let Inner { refused, running, now, draw, .. } = &*self.0;
         let seconds = now.as_nanos() / 1_000_000_000;
         answer::refusal(refused, running.policy.answers(), accept, instance, seconds, *draw)
     }

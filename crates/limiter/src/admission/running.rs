@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tollgate_core::decision::{Reason, Unit};
-use tollgate_core::policy::{self, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy};
+use tollgate_core::policy::{
+    self, Cost, DraftError, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy,
+};
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::worker::PPM;
 use tollgate_core::{Limit, LimitError, Nanos};
@@ -27,6 +29,14 @@ pub enum PolicyError {
     /// The file is wrong.
     #[error("{0}")]
     Mistakes(#[from] Mistakes),
+    /// The limiters that were put together are wrong.
+    #[error("{0}")]
+    Draft(#[from] DraftError),
+    /// There is a policy, and limiters beside it.
+    #[error(
+        "there are a policy and limiters that were named one by one: put all of them into the policy, or leave it out"
+    )]
+    Twice,
     /// The file cannot be read.
     #[error("{path} cannot be read: {error}")]
     Unreadable {
@@ -42,6 +52,17 @@ pub enum PolicyError {
         limiter: Arc<str>,
         /// Why.
         error: StoreError,
+    },
+    /// The store cannot do what a limiter is to do while it is away.
+    #[error(
+        "the limiter {limiter:?} has `on_store_failure: {wanted}`, and this store lets every request pass while it is away: \
+         give the limiter `Failsafe::new(store)` instead, or say `on_store_failure: open`"
+    )]
+    Unguarded {
+        /// Which limiter.
+        limiter: Arc<str>,
+        /// What it is to do, as it is written; `local` is meant where nothing is written.
+        wanted: &'static str,
     },
     /// The keys for tokens are of no use.
     #[error("tokens cannot be verified: {0}")]
@@ -68,6 +89,8 @@ pub(super) struct Running {
     /// By the place of the class.
     pub(super) classes: Vec<(Arc<str>, Arc<ClassCounts>)>,
     pub(super) all: Arc<Switch>,
+    /// Whether some limiter's cost is only known afterwards.
+    pub(super) has_settled: bool,
     /// Who vouches for tokens by the policy's own keys.
     pub(super) vouching: Vouching,
 }
@@ -213,12 +236,15 @@ impl Running {
             let names = classes.iter().map(|(name, _)| name);
             limiters.push(RunningLimiter::start(limiter, store, lasting, names)?);
         }
-        Ok(Self { limiters, worker, classes, all: Arc::clone(&lasting.all), vouching, policy })
+        let has_settled =
+            policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
+        let all = Arc::clone(&lasting.all);
+        Ok(Self { limiters, worker, classes, all, has_settled, vouching, policy })
     }
 
     /// The mode of a limiter at this moment.
     pub(super) fn mode(&self, limiter: &RunningLimiter) -> Mode {
-        limiter.switch.get().unwrap_or(limiter.mode).min(self.mode_of_all())
+        limiter.mode_under(self.mode_of_all())
     }
 
     /// The mode than which none is stricter.
@@ -303,6 +329,7 @@ impl RunningLimiter {
         lasting: &Lasting,
         classes: impl Iterator<Item = &'c Arc<str>>,
     ) -> Result<Self, PolicyError> {
+        check_guard(limiter, store)?;
         let counts = classes.map(|class| lasting.counts(&limiter.name, class)).collect();
         let define = |family: &str, limits: &[Limit]| {
             let ruled = limits.iter().enumerate().map(|(number, limit)| {
@@ -326,12 +353,30 @@ impl RunningLimiter {
         })
     }
 
+    /// Its mode at this moment, where no limiter is stricter than `all`.
+    pub(super) fn mode_under(&self, all: Mode) -> Mode {
+        self.switch.get().unwrap_or(self.mode).min(all)
+    }
+
     /// Counts something that it has decided of a request of a class.
     pub(super) fn count(&self, class: usize, which: impl Fn(&LimiterCounts) -> &Count) {
         if let Some(counts) = self.counts.get(class) {
             which(counts).add();
         }
     }
+}
+
+/// Whether a store does what the limiter wants while it is away.
+fn check_guard<S: Store>(limiter: &policy::Limiter, store: &S) -> Result<(), PolicyError> {
+    let wanted = match limiter.on_store_failure {
+        OnFailure::Open => return Ok(()),
+        OnFailure::Closed => "closed",
+        OnFailure::Local => "local",
+    };
+    if store.keeps_failure_modes() || matches!(limiter.kind, Kind::Worker(_)) {
+        return Ok(());
+    }
+    Err(PolicyError::Unguarded { limiter: Arc::clone(&limiter.name), wanted })
 }
 
 /// How long a place is held in this process, where it needs no lease: longer than any request.

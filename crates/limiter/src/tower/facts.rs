@@ -15,7 +15,8 @@ use tollgate_core::policy::{Facts, Headers};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// Who is at the other end of the connection. Without a hint, a `SocketAddr` among the request's extensions.
+    /// Who is at the other end of the connection. Without a hint, what [`TollgateLayer::peer`](super::TollgateLayer::peer)
+    /// tells, or else a `SocketAddr` among the request's extensions.
     pub peer: Option<IpAddr>,
     /// The name in the certificate that the client has shown.
     pub tls_client: Option<String>,
@@ -25,6 +26,30 @@ pub struct Hints {
     pub plan: Option<String>,
     /// What the request costs, where that is known already.
     pub cost: Option<u64>,
+}
+
+/// The address at the other end of a connection, with or without a port.
+///
+/// ```
+/// use std::net::{IpAddr, SocketAddr};
+/// use tollgate::tower::Peer;
+///
+/// let with_port: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+/// assert_eq!(Peer::from(with_port), Peer::from(with_port.ip()));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
+impl From<IpAddr> for Peer {
+    fn from(address: IpAddr) -> Self {
+        Self(address)
+    }
+}
+
+impl From<SocketAddr> for Peer {
+    fn from(address: SocketAddr) -> Self {
+        Self(address.ip())
+    }
 }
 
 /// Headers where `http` keeps them, for [`Facts`].
@@ -39,13 +64,12 @@ impl Headers for InMap<'_> {
 
 pub(super) fn facts<'p>(parts: &'p Parts, headers: &'p InMap<'p>, hints: &'p Hints) -> Facts<'p> {
     let named = || parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let peer = || parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
     Facts {
         method: parts.method.as_str(),
         path: parts.uri.path(),
         query: parts.uri.query().unwrap_or_default(),
         host: parts.uri.host().or_else(named).unwrap_or_default(),
-        peer: hints.peer.or_else(peer),
+        peer: hints.peer,
         tls_client: hints.tls_client.as_deref(),
         caller: hints.caller.as_deref(),
         plan: hints.plan.as_deref(),

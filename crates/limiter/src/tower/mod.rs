@@ -19,10 +19,15 @@
 //!   the caller accepts. One over gRPC gets the status that it understands.
 //! * One that passes finds a [`Decision`](crate::Decision) among its extensions, and counts as in progress until the body of
 //!   its answer has ended or its client has gone away.
+//! * Where what a request costs is only known afterwards, it finds a [`Settle`](crate::Settle) there, too, which a handler
+//!   can keep for as long as its answer streams.
+//! * Whoever is outside the layer, such as an access log, finds the same [`Decision`](crate::Decision) among the extensions of
+//!   the answer, or the [`Refusal`](crate::Refusal), which knows the deciding limiter.
 //! * Clones share one limiter, and an idle connection holds nothing: a permit is taken when a request comes, not when a
 //!   service is ready for one.
 //!
-//! What the layer cannot know of a request it is told by [`TollgateLayer::hints`]: the peer's address, above all.
+//! What the layer cannot know of a request it is told: the peer's address by [`TollgateLayer::peer`], all else by
+//! [`TollgateLayer::hints`].
 
 mod body;
 mod facts;
@@ -30,6 +35,6 @@ mod layer;
 mod service;
 
 pub use body::LimitedBody;
-pub use facts::{Hints, InMap};
+pub use facts::{Hints, InMap, Peer};
 pub use layer::TollgateLayer;
 pub use service::{TollgateService, add_fields, refused};

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -15,7 +14,7 @@ use tower_service::Service;
 
 use super::body::LimitedBody;
 use super::facts::{InMap, facts};
-use super::layer::HintsOf;
+use super::layer::Known;
 use crate::admission::{Limiter, Refusal};
 use crate::memory::MemoryStore;
 
@@ -23,12 +22,12 @@ use crate::memory::MemoryStore;
 pub struct TollgateService<T, S: Store + 'static = MemoryStore> {
     inner: T,
     limiter: Limiter<S>,
-    hints: Option<HintsOf>,
+    known: Known,
 }
 
 impl<T, S: Store + 'static> TollgateService<T, S> {
-    pub(super) fn new(inner: T, limiter: Limiter<S>, hints: Option<HintsOf>) -> Self {
-        Self { inner, limiter, hints }
+    pub(super) fn new(inner: T, limiter: Limiter<S>, known: Known) -> Self {
+        Self { inner, limiter, known }
     }
 }
 
@@ -53,26 +52,33 @@ where
         // The one that is ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let (limiter, hints) = (self.limiter.clone(), self.hints.clone());
+        let (limiter, known) = (self.limiter.clone(), self.known.clone());
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            // A hook that panics is no reason to fail a request.
-            let hints = hints.and_then(|hints| catch_unwind(AssertUnwindSafe(|| hints(&parts))).ok());
-            let hints = hints.unwrap_or_default();
+            let hints = known.of(&parts);
+            known.watch_peer(hints.peer, || limiter.asks_for_addresses());
             let headers = InMap(&parts.headers);
             let permit = match limiter.admit(&facts(&parts, &headers, &hints)).await {
                 Ok(permit) => permit,
                 Err(refusal) => {
-                    return Ok(refused(&refusal, &parts.headers, parts.uri.path()).map(LimitedBody::refused));
+                    let response = refused(&refusal, &parts.headers, parts.uri.path());
+                    let mut response = response.map(LimitedBody::refused);
+                    response.extensions_mut().insert(refusal);
+                    return Ok(response);
                 }
             };
             let delay = permit.delay();
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
+            let decision = permit.decision();
             let mut request = Request::from_parts(parts, body);
-            request.extensions_mut().insert(permit.decision());
+            request.extensions_mut().insert(decision.clone());
+            if let Some(settle) = permit.settle_later() {
+                request.extensions_mut().insert(settle);
+            }
             let mut response = inner.call(request).await?;
+            response.extensions_mut().insert(decision);
             permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
             add_fields(response.headers_mut(), permit.headers());
             Ok(response.map(|body| LimitedBody::passed(body, permit)))
@@ -80,9 +86,21 @@ where
     }
 }
 
-/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider. For doors of one's
-/// own; the layer does so itself.
-pub fn add_fields(headers: &mut HeaderMap, ours: HeaderList) {
+/// Adds our fields to those that are there already: a limit of somebody else's is not made to look wider. Lists grow; of
+/// fields that can tell of one limit only, those stay that tell of the one with less left. For doors of
+/// one's own; the layer does so itself.
+pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
+    for set in SETS {
+        let Some(left) = left(set, |name| own(&ours, name)) else { continue };
+        let is_there = set.iter().any(|name| headers.contains_key(*name));
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // What cannot be read may be anything, also nothing.
+        if is_there && self::left(set, text).unwrap_or(0) <= left {
+            ours.retain(|(name, _)| !set.contains(name));
+        } else {
+            set.iter().for_each(|name| drop(headers.remove(*name)));
+        }
+    }
     for (name, value) in ours {
         let Ok(value) = HeaderValue::from_str(&value) else { continue };
         let name = HeaderName::from_static(name);
@@ -93,21 +111,37 @@ pub fn add_fields(headers: &mut HeaderMap, ours: HeaderList) {
     }
 }
 
+/// Fields that tell of one limit together; the second says how much is left.
+type Set = [&'static str; 3];
+const SETS: [Set; 2] = [
+    ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
+];
+
+/// How much is left, by a set of fields.
+fn left<'h>(set: Set, text: impl Fn(&str) -> Option<&'h str>) -> Option<u64> {
+    let [_, remaining, _] = set;
+    text(remaining)?.trim().parse().ok()
+}
+
+fn own<'h>(ours: &'h HeaderList, name: &str) -> Option<&'h str> {
+    ours.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_str())
+}
+
 /// The answer to a request that may not pass, over HTTP or gRPC as it was asked. For doors of one's own; the layer does so
 /// itself.
 pub fn refused(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<String> {
-    let is_grpc = asked
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    let grpc = asked.get(header::CONTENT_TYPE).and_then(grpc_answer);
+    let is_grpc = grpc.is_some();
     let accept = joined(asked, &header::ACCEPT);
     let answer = refusal.answer(accept.as_deref(), path);
     let mut response = Response::new(if is_grpc { String::new() } else { answer.body });
     let headers = response.headers_mut();
     add_fields(headers, answer.headers);
-    if is_grpc {
+    if let Some(content_type) = grpc {
         // An answer without a message: its status stands where headers do.
         let (code, message) = refusal.grpc();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(header::CONTENT_TYPE, content_type);
         headers.insert("grpc-status", HeaderValue::from(code));
         if let Ok(message) = HeaderValue::from_str(&grpc_message(&message)) {
             headers.insert("grpc-message", message);
@@ -119,6 +153,20 @@ pub fn refused(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<Str
     response
 }
 
+/// The content type of an answer over gRPC, if that is what was asked in. Clients of gRPC-Web take their own only.
+fn grpc_answer(asked: &HeaderValue) -> Option<HeaderValue> {
+    let media = asked.as_bytes().split(|byte| *byte == b';').next()?.trim_ascii().to_ascii_lowercase();
+    let is = |name: &[u8]| {
+        let rest = media.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"+"))
+    };
+    if is(b"application/grpc") {
+        return Some(HeaderValue::from_static("application/grpc"));
+    }
+    let is_web = is(b"application/grpc-web") || is(b"application/grpc-web-text");
+    is_web.then(|| HeaderValue::from_bytes(&media).ok()).flatten()
+}
+
 /// All lines of a header as one.
 fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
     let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
@@ -127,7 +175,7 @@ fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
 
 impl<T: Clone, S: Store> Clone for TollgateService<T, S> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), limiter: self.limiter.clone(), hints: self.hints.clone() }
+        Self { inner: self.inner.clone(), limiter: self.limiter.clone(), known: self.known.clone() }
     }
 }
 

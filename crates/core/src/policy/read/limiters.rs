@@ -29,6 +29,19 @@ pub(super) struct Context<'p> {
 }
 
 impl Drafted {
+    /// One that no file says anything of.
+    pub(super) fn plain(limiter: Limiter) -> Self {
+        Self {
+            limiter,
+            shape: None,
+            place: Place::default(),
+            lease_place: None,
+            candidate_place: None,
+            sample_place: None,
+            lease: LEASE,
+        }
+    }
+
     /// The field that says which of the four it is.
     pub(super) fn kind(&self) -> &'static str {
         match self.limiter.kind {
@@ -40,7 +53,7 @@ impl Drafted {
     }
 }
 
-const LEASE: Nanos = Nanos::from_secs(60);
+pub(super) const LEASE: Nanos = Nanos::from_secs(60);
 const KINDS: [&str; 4] = ["rate", "concurrency", "fleet", "workers"];
 /// Fields that only one kind of limiter has.
 const OWN: [(&str, &[&str]); 4] = [
@@ -93,6 +106,7 @@ impl Reader<'_> {
             matches: Vec::new(),
             per: self.per(&fields, kind),
             key_kind: 0,
+            match_kind: 0,
             by_plan: Vec::new(),
             sample_ppm: 1_000_000,
         };

@@ -2,6 +2,7 @@
 
 mod conditions;
 mod cost;
+mod draft;
 mod gateway;
 mod limiters;
 mod per;
@@ -16,6 +17,7 @@ use hashbrown::HashMap;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use self::conditions::Names;
+pub use self::draft::{DraftError, LimiterDraft, PolicyDraft};
 use self::limiters::{Context, Drafted};
 use self::quotas::Quota;
 use self::reader::{Fields, Reader, spelled_out};
@@ -170,7 +172,7 @@ impl Reader<'_> {
             default_plan,
             table,
             classes: read_classes.into_iter().map(|read| read.class).collect(),
-            limiters: with_key_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect()),
+            limiters: with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect()),
             overrides: overrides.unwrap_or_default(),
             allow,
             block,
@@ -644,8 +646,8 @@ impl Reader<'_> {
 }
 
 /// Limiters that tell buckets apart in the same way get the same number. Where paths are counted by their patterns, these
-/// must be the same, too.
-fn with_key_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
+/// must be the same, too. Those that are for the same requests get the same number as well.
+fn with_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
     for index in 0..limiters.len() {
         let (before, rest) = limiters.split_at_mut(index);
         let Some(limiter) = rest.first_mut() else { continue };
@@ -654,6 +656,8 @@ fn with_key_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
                 && (!limiter.per.contains(&Part::Path) || other.matches == limiter.matches)
         };
         limiter.key_kind = before.iter().position(alike).unwrap_or(index);
+        let same = |other: &Limiter| other.matches == limiter.matches;
+        limiter.match_kind = before.iter().position(same).unwrap_or(index);
     }
     limiters
 }

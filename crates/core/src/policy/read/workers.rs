@@ -6,6 +6,26 @@ use super::reader::{Reader, spelled_out};
 use crate::time::Nanos;
 use crate::worker::{PPM, Source, Worker, WorkerSettings};
 
+/// How often utilization is looked at.
+const EVERY: Nanos = Nanos::from_secs(8);
+
+/// What follows from how often samples are taken, and from the classes that can go.
+fn settings_of(every: Nanos, ranks: &[Option<u32>]) -> WorkerSettings {
+    let usual = WorkerSettings::default();
+    WorkerSettings {
+        // Three samples may be missed before time is lost.
+        max_step: usual.max_step.max(Nanos::new(every.as_u64().saturating_mul(4))),
+        classes: ranks.iter().flatten().max().map_or(1, |rank| rank + 1),
+        ..usual
+    }
+}
+
+/// Workers of which only the source of utilization is said.
+pub(super) fn usual_workers(source: Source, ranks: Vec<Option<u32>>) -> WorkerPolicy {
+    let settings = settings_of(EVERY, &ranks);
+    WorkerPolicy { settings, source, reported_in: None, watches_upstreams: false, every: EVERY, ranks }
+}
+
 impl Reader<'_> {
     pub(super) fn workers(&mut self, node: &Node, classes: &[&str]) -> Option<WorkerPolicy> {
         let fields = self.fields(node, "`workers`", fields::WORKERS)?;
@@ -16,16 +36,14 @@ impl Reader<'_> {
         let time = |reader: &mut Self, name: &str, usual: Nanos| {
             fields.get(name).and_then(|node| reader.parsed(node, name, quantity::duration)).unwrap_or(usual)
         };
-        let every = time(self, "every", Nanos::from_secs(8));
+        let every = time(self, "every", EVERY);
         let ranks = self.ranks(fields.get("shed"), classes);
         let settings = WorkerSettings {
             good_ppm: share(self, "good", usual.good_ppm),
             bad_ppm: share(self, "bad", usual.bad_ppm),
             grace: time(self, "grace", usual.grace),
             full: time(self, "full", usual.full),
-            // Three samples may be missed before time is lost.
-            max_step: usual.max_step.max(Nanos::new(every.as_u64().saturating_mul(4))),
-            classes: ranks.iter().flatten().max().map_or(1, |rank| rank + 1),
+            ..settings_of(every, &ranks)
         };
         if settings.good_ppm == 0 || settings.good_ppm > settings.bad_ppm || settings.bad_ppm >= PPM {
             let place = fields.get("bad").or(fields.get("good")).map_or(node.place, |node| node.place);
@@ -93,7 +111,7 @@ impl Reader<'_> {
     }
 
     /// When each class is shed: what is least important goes first.
-    fn ranks(&mut self, shed: Option<&Node>, classes: &[&str]) -> Vec<Option<u32>> {
+    pub(super) fn ranks(&mut self, shed: Option<&Node>, classes: &[&str]) -> Vec<Option<u32>> {
         let rank = |at: usize| u32::try_from(at).ok();
         if let Some(node) = shed {
             let mut ranks = vec![None; classes.len()];

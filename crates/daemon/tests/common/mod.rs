@@ -1,0 +1,32 @@
+//! What the tests of the gateway share.
+#![allow(dead_code)] // every test binary uses a part of this
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+
+use std::process::{Command, Output};
+
+use tollgate_testkit::Tollgate;
+use tollgate_testkit::http::{Client, Upstream};
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
+
+/// Limits nothing.
+pub(crate) const OPEN: &str = "limiters: {}\n";
+
+/// A gateway in front of a server.
+pub(crate) fn gateway(policy: &str, upstream: &Upstream) -> Tollgate {
+    Tollgate::start(BINARY, policy, &["--upstream", &upstream.url()])
+}
+
+/// Sends a GET and does not wait for the answer.
+pub(crate) fn begin(tollgate: &Tollgate, path: &str, headers: &[(&str, &str)]) -> Client {
+    let mut client = tollgate.client();
+    let fields: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    client.send(format!("GET {path} HTTP/1.1\r\nhost: a\r\n{fields}\r\n"));
+    client
+}
+
+/// Runs a command of the binary to its end: what it says on both streams, and its exit code.
+pub(crate) fn command(arguments: &[&str]) -> (String, Option<i32>) {
+    let Output { status, stdout, stderr } = Command::new(BINARY).args(arguments).output().unwrap();
+    (String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned(), status.code())
+}

@@ -1,0 +1,246 @@
+//! HTTP/2 through the gateway: without TLS, by prior knowledge; and gRPC to a real server behind it.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{BINARY, OPEN, gateway};
+use http::{Request, Response, Version};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::{TcpListener, TcpStream};
+use tollgate_testkit::http::{Gate, Upstream};
+use tollgate_testkit::{Tollgate, free_port};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Server};
+use tonic_health::ServingStatus;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+async fn connect(to: SocketAddr) -> SendRequest<Full<Bytes>> {
+    let stream = TcpStream::connect(to).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+fn get(to: SocketAddr, path: &str) -> Request<Full<Bytes>> {
+    Request::get(format!("http://{to}{path}")).body(Full::default()).unwrap()
+}
+
+async fn text(response: Response<Incoming>) -> String {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A server that answers with the path that it was asked for.
+fn parrot() -> Upstream {
+    Upstream::start(|received, stream| {
+        let path = received.path();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{path}", path.len());
+        std::io::Write::write_all(stream, answer.as_bytes()).is_ok()
+    })
+}
+
+#[tokio::test]
+async fn many_streams_on_one_connection_each_get_their_own_answer() {
+    let upstream = parrot();
+    let tollgate = gateway(OPEN, &upstream);
+    let sender = connect(tollgate.gateway).await;
+    let mut asked = tokio::task::JoinSet::new();
+    for number in 0..500 {
+        let (mut sender, to) = (sender.clone(), tollgate.gateway);
+        asked.spawn(async move {
+            sender.ready().await.unwrap();
+            let response = sender.send_request(get(to, &format!("/{number}"))).await.unwrap();
+            assert_eq!((response.status().as_u16(), response.version()), (200, Version::HTTP_2));
+            assert_eq!(text(response).await, format!("/{number}"));
+        });
+    }
+    while let Some(asked) = asked.join_next().await {
+        asked.unwrap();
+    }
+    assert_eq!(upstream.received().len(), 500);
+    let last = upstream.last();
+    assert_eq!(last.header("host"), [tollgate.gateway.to_string()]);
+    assert_eq!(last.header("x-forwarded-for"), ["127.0.0.1"]);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_given_up_gives_its_slot_back_and_harms_no_other() {
+    let gate = Gate::default();
+    let upstream = Upstream::hello_through(&gate);
+    let tollgate = gateway("limiters: { few: { concurrency: 1, per: global } }", &upstream);
+    let mut sender = connect(tollgate.gateway).await;
+    let given_up = sender.send_request(get(tollgate.gateway, "/slow"));
+    assert!(tokio::time::timeout(Duration::from_millis(300), given_up).await.is_err());
+    gate.let_through(1000);
+    let mut status = 429;
+    while status == 429 {
+        status = sender.send_request(get(tollgate.gateway, "/")).await.unwrap().status().as_u16();
+    }
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn refusals_of_one_stream_do_not_end_the_connection() {
+    let upstream = parrot();
+    let tollgate = gateway("limiters: { one: { rate: 1/h, burst: 3, per: global } }", &upstream);
+    let mut sender = connect(tollgate.gateway).await;
+    let mut statuses = Vec::new();
+    for _ in 0..6 {
+        statuses.push(sender.send_request(get(tollgate.gateway, "/")).await.unwrap().status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 200, 429, 429, 429]);
+}
+
+#[tokio::test]
+async fn cookies_in_pieces_are_one_line_for_http1() {
+    let upstream = parrot();
+    let tollgate = gateway(OPEN, &upstream);
+    let mut sender = connect(tollgate.gateway).await;
+    let mut request = get(tollgate.gateway, "/?q=1");
+    request.headers_mut().append("cookie", "a=1".parse().unwrap());
+    request.headers_mut().append("cookie", "b=2".parse().unwrap());
+    assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
+    assert_eq!(upstream.last().header("cookie"), ["a=1; b=2"]);
+    assert_eq!(upstream.last().line, "GET /?q=1 HTTP/1.1");
+}
+
+#[tokio::test]
+async fn a_large_body_keeps_every_byte_over_http2() {
+    let upstream = Upstream::start(|received, stream| {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", received.body.len());
+        std::io::Write::write_all(stream, &[head.as_bytes(), &received.body].concat()).is_ok()
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut sender = connect(tollgate.gateway).await;
+    let body: Vec<u8> = (0..8_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let request = Request::post(format!("http://{}/", tollgate.gateway));
+    let request = request.body(Full::new(Bytes::from(body.clone()))).unwrap();
+    let answer = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+    assert!(answer == body, "the answer is not what was sent");
+}
+
+/// A gRPC server that is well, and ill under one name.
+async fn grpc() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_service_status("shop", ServingStatus::Serving).await;
+    tokio::spawn(Server::builder().add_service(health).serve_with_incoming(TcpIncoming::from(listener)));
+    address
+}
+
+fn asked(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest { service: service.to_owned() }
+}
+
+async fn client_of(tollgate: &Tollgate) -> HealthClient<Channel> {
+    let channel = Channel::from_shared(format!("http://{}", tollgate.gateway)).unwrap();
+    HealthClient::new(channel.connect().await.unwrap())
+}
+
+#[tokio::test]
+async fn grpc_comes_through_with_its_trailers() {
+    let upstream = format!("http://{}", grpc().await);
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream]);
+    let mut client = client_of(&tollgate).await;
+    let answer = client.check(asked("shop")).await.unwrap().into_inner();
+    assert_eq!(answer.status, 1);
+    // An error of the service, which it tells in trailers.
+    let error = client.check(asked("unknown")).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::NotFound);
+    // And an answer in pieces, which goes on.
+    let mut watched = client.watch(asked("shop")).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status, 1);
+}
+
+#[tokio::test]
+async fn grpc_trailers_are_there_to_the_letter() {
+    let upstream = format!("http://{}", grpc().await);
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream]);
+    let mut sender = connect(tollgate.gateway).await;
+    let request = Request::post(format!("http://{}/grpc.health.v1.Health/Check", tollgate.gateway))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    // One message: not packed, six bytes long, with the service's name.
+    let request = request.body(Full::new(Bytes::from_static(b"\0\0\0\0\x06\x0a\x04shop"))).unwrap();
+    let whole = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(whole.trailers().unwrap()["grpc-status"], "0");
+    assert_eq!(whole.to_bytes(), b"\0\0\0\0\x02\x08\x01"[..]);
+}
+
+#[tokio::test]
+async fn a_refused_grpc_call_is_told_in_the_words_of_grpc() {
+    let upstream = format!("http://{}", grpc().await);
+    let policy = "limiters: { one: { rate: 1/h, burst: 2, per: global } }";
+    let tollgate = Tollgate::start(BINARY, policy, &["--upstream", &upstream]);
+    let mut client = client_of(&tollgate).await;
+    assert!(client.check(asked("shop")).await.is_ok());
+    assert!(client.check(asked("shop")).await.is_ok());
+    let refused = client.check(asked("shop")).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused:?}");
+}
+
+#[tokio::test]
+async fn an_unreachable_grpc_server_is_unavailable() {
+    let upstream = format!("http://127.0.0.1:{}", free_port());
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream]);
+    let mut client = client_of(&tollgate).await;
+    assert_eq!(client.check(asked("shop")).await.unwrap_err().code(), tonic::Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_server_that_wants_http2_gets_it_from_clients_of_http1() {
+    let upstream = format!("http://{}", grpc().await);
+    let policy = format!(
+        "gateway: {{ upstreams: {{ api: {{ servers: [{upstream}], protocol: http2 }} }} }}\nlimiters: {{}}\n"
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &[]);
+    let stream = TcpStream::connect(tollgate.gateway).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("/nothing").header("host", "a").body(Empty::<Bytes>::new()).unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    // Tonic's word for a method that it does not know.
+    assert_eq!(response.headers()["grpc-status"], "12");
+}
+
+/// A server of HTTP/2 that answers with the host that it was asked for.
+async fn hosts() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service_fn(|request: Request<Incoming>| async move {
+                let host = request.uri().authority().map(ToString::to_string).unwrap_or_default();
+                Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(host))))
+            });
+            let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_request_that_is_tried_elsewhere_keeps_its_host() {
+    let (gone, here) = (free_port(), hosts().await);
+    let policy = format!(
+        "gateway: {{ upstreams: {{ api: {{ servers: ['http://127.0.0.1:{gone}', 'http://{here}'], protocol: http2 }} }} }}\nlimiters: {{}}\n"
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &[]);
+    let mut sender = connect(tollgate.gateway).await;
+    for _ in 0..4 {
+        let request = Request::get("http://shop.example.com/").body(Full::default()).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(text(response).await, "shop.example.com");
+    }
+}

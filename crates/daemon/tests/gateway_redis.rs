@@ -1,0 +1,84 @@
+//! A shared store that goes away while requests come: nobody is answered worse for it.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use common::gateway;
+use tollgate_testkit::http::{Client, Upstream};
+use tollgate_testkit::{RedisServer, Tollgate, wait_until};
+
+fn readiness(tollgate: &Tollgate) -> (u16, String) {
+    let answer = tollgate.ask_admin("GET", "/readyz", "");
+    (answer.status, answer.text())
+}
+
+#[test]
+fn no_request_fails_while_redis_is_killed_and_comes_back() {
+    let mut redis = RedisServer::start();
+    let upstream = Upstream::hello();
+    let policy = format!(
+        "store: {{ url: {}, secret: 0123456789abcdef }}\nidentify: {{ caller: [header: x-api-key] }}\nlimiters:\n  rate: {{ rate: 200/s, per: caller }}\n  few: {{ concurrency: 20, per: caller }}\n",
+        redis.url()
+    );
+    let tollgate = gateway(&policy, &upstream);
+    wait_until("the store is used", || readiness(&tollgate).1 == "ready\n");
+    let (is_over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let callers: Vec<_> = (0..4)
+        .map(|number| {
+            let (is_over, asked, to) = (Arc::clone(&is_over), Arc::clone(&asked), tollgate.gateway);
+            std::thread::spawn(move || {
+                let mut client = Client::connect(to);
+                let key = format!("caller_{number}");
+                let mut counts = std::collections::BTreeMap::<u16, usize>::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    let answer = client.get("/", &[("x-api-key", &key)]);
+                    *counts.entry(answer.status).or_default() += 1;
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+                counts
+            })
+        })
+        .collect();
+    let ask_more = |count: usize| {
+        let before = asked.load(Ordering::Relaxed);
+        wait_until("requests go on", || asked.load(Ordering::Relaxed) >= before + count);
+    };
+    ask_more(200);
+    redis.kill();
+    wait_until("it is noticed", || readiness(&tollgate).1.contains("degraded"));
+    ask_more(500);
+    assert_eq!(readiness(&tollgate).0, 200);
+    let during = tollgate.get("/", &[("x-api-key", "another")]);
+    assert_eq!((during.status, during.header("x-tollgate-degraded")), (200, "true"));
+    redis.restart();
+    wait_until("it is used again", || readiness(&tollgate) == (200, "ready\n".to_owned()));
+    ask_more(200);
+    let after = tollgate.get("/", &[("x-api-key", "another")]);
+    assert_eq!((after.status, after.header("x-tollgate-degraded")), (200, ""));
+    is_over.store(true, Ordering::Relaxed);
+    for caller in callers {
+        let counts = caller.join().unwrap();
+        assert!(counts.keys().all(|status| [200, 429].contains(status)), "{counts:?}");
+        assert!(counts.contains_key(&200), "{counts:?}");
+    }
+}
+
+#[test]
+fn a_gateway_starts_while_redis_is_away_and_uses_it_when_it_comes() {
+    let mut redis = RedisServer::start();
+    redis.kill();
+    let upstream = Upstream::hello();
+    let policy = format!(
+        "store: {{ url: {}, secret: 0123456789abcdef }}\nlimiters: {{ one: {{ rate: 1/h, burst: 50, per: global }} }}\n",
+        redis.url()
+    );
+    let tollgate = gateway(&policy, &upstream);
+    assert_eq!(tollgate.get("/", &[]).status, 200);
+    assert_eq!(readiness(&tollgate).0, 200);
+    redis.restart();
+    wait_until("it is used", || readiness(&tollgate).1 == "ready\n");
+    assert_eq!(tollgate.get("/", &[]).status, 200);
+    assert_ne!(redis.command(&["DBSIZE"]), ":0\r\n");
+}

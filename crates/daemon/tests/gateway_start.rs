@@ -1,0 +1,183 @@
+//! How a gateway starts: who is asked first, and what is said when it cannot.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use common::{BINARY, OPEN, gateway};
+use tollgate_testkit::http::Upstream;
+use tollgate_testkit::{Tollgate, free_port};
+
+/// A folder that is gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(policy: Option<&str>) -> Self {
+        let folder =
+            std::env::temp_dir().join(format!("tollgate-start-{}-{}", std::process::id(), free_port()));
+        std::fs::create_dir_all(&folder).unwrap();
+        if let Some(policy) = policy {
+            std::fs::write(folder.join("tollgate.yaml"), policy).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn command(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).envs(environment.iter().copied()).current_dir(&self.0).stdin(Stdio::null());
+        command
+    }
+
+    /// What it says as it ends, which it must with 2.
+    fn fails(&self, arguments: &[&str]) -> String {
+        let output = self.command(arguments, &[]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// What it says as it begins, up to its admin door.
+    fn begins(&self, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+        let mut process = self.command(arguments, environment).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        for line in BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok) {
+            said += &line;
+            said.push('\n');
+            if line.starts_with("  admin ") {
+                break;
+            }
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        said
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn free() -> String {
+    format!("127.0.0.1:{}", free_port())
+}
+
+#[test]
+fn a_door_that_is_taken_is_named_with_its_flag() {
+    let folder = Folder::new(Some(OPEN));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let upstream = ["--upstream", "http://127.0.0.1:1"];
+    let said = folder.fails(&[&["--gateway", taken.as_str(), "--admin", "off"], &upstream[..]].concat());
+    assert!(said.contains(&format!("{taken} is taken already: the gateway cannot listen there")), "{said}");
+    assert!(said.contains("Move it with --gateway 127.0.0.1:"), "{said}");
+    let said = folder.fails(&[&["--gateway", &free(), "--admin", taken.as_str()], &upstream[..]].concat());
+    assert!(
+        said.contains(&format!("{taken} is taken already: the admin door cannot listen there")),
+        "{said}"
+    );
+    assert!(said.contains("or close it with --admin off"), "{said}");
+}
+
+#[test]
+fn flags_that_make_no_sense_are_told_what_would() {
+    let folder = Folder::new(Some(OPEN));
+    let gateway = free();
+    let own = format!("http://{gateway}");
+    for (arguments, part) in [
+        (&["--gateway", "8080"][..], "--gateway \"8080\" is no address: write --gateway 127.0.0.1:8080"),
+        (
+            &["--admin", "here"],
+            "--admin \"here\" is no address: write --admin 127.0.0.1:8083, or --admin off",
+        ),
+        (&["--upstream", "localhost:9000"], "write http://localhost:9000"),
+        (&["--upstream", "http://localhost:9000/api"], "so write http://localhost:9000"),
+        (&["--upstream", &own], "is the gateway itself"),
+        (&["--store", "mysql://localhost"], "--store"),
+        (&["--threads", "many"], "--threads"),
+        (&["--nonsense"], "--nonsense"),
+        (&["--token", "short"], "the admin token is too short"),
+        (&[], "whom shall requests be passed on to? Say --upstream"),
+    ] {
+        let defaults = [("--gateway", gateway.as_str()), ("--admin", "off")];
+        let defaults = defaults.iter().filter(|(flag, _)| !arguments.contains(flag));
+        let mut all: Vec<&str> = defaults.flat_map(|(flag, value)| [*flag, *value]).collect();
+        all.insert(0, "run");
+        all.extend(arguments);
+        let said = folder.fails(&all);
+        assert!(said.starts_with("error: ") && said.contains(part), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn an_admin_door_for_everybody_wants_a_token() {
+    let folder = Folder::new(Some(OPEN));
+    let admin = format!("0.0.0.0:{}", free_port());
+    let said = folder.fails(&["--gateway", &free(), "--upstream", "http://127.0.0.1:1", "--admin", &admin]);
+    assert!(said.contains("set TOLLGATE_TOKEN") && said.contains("switch limiters off"), "{said}");
+}
+
+#[test]
+fn a_policy_of_no_use_starts_open_and_loud_and_is_loaded_when_mended() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("limiters: { one: { rate: many } }\n", &upstream);
+    tollgate.says("THE POLICY IS OF NO USE: everything passes");
+    let place = tollgate.says("tollgate.yaml:1:");
+    assert!(place.contains("1:"), "{place}");
+    assert_eq!([(); 3].map(|()| tollgate.get("/", &[]).status), [200; 3]);
+    tollgate.write_policy("limiters: { one: { rate: 1/h, per: global } }\n");
+    tollgate_testkit::wait_until("it is loaded", || tollgate.get("/", &[]).status == 429);
+}
+
+#[test]
+fn a_policy_file_that_is_not_there_starts_open_and_loud() {
+    let upstream = Upstream::hello();
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream.url()]);
+    let folder = Folder::new(None);
+    let said = folder.begins(
+        &[
+            "--policy",
+            "missing.yaml",
+            "--upstream",
+            &upstream.url(),
+            "--gateway",
+            &free(),
+            "--admin",
+            &free(),
+        ],
+        &[],
+    );
+    assert!(said.contains("missing.yaml") && said.contains("THE POLICY IS OF NO USE"), "{said}");
+    assert_eq!(tollgate.get("/", &[]).status, 200);
+}
+
+#[test]
+fn a_flag_goes_before_the_environment_and_that_before_the_policy() {
+    let [policy, environment, flag] = [(); 3].map(|()| free());
+    let folder = Folder::new(Some(&format!(
+        "gateway: {{ listen: '{policy}', upstream: 'http://127.0.0.1:1' }}\nlimiters: {{}}\n"
+    )));
+    let admin = free();
+    let variables = [("TOLLGATE_GATEWAY", environment.as_str()), ("TOLLGATE_UPSTREAM", "http://127.0.0.1:2")];
+    let flags = ["--admin", &admin, "--gateway", &flag, "--upstream", "http://127.0.0.1:3"];
+    for (flags, variables, address, upstream) in [
+        (&flags[..2], &variables[..0], &policy, "http://127.0.0.1:1"),
+        (&flags[..2], &variables[..], &environment, "http://127.0.0.1:2"),
+        (&flags[..], &variables[..], &flag, "http://127.0.0.1:3"),
+    ] {
+        let said = folder.begins(flags, variables);
+        assert!(said.contains(&format!("gateway   http://{address}\n")), "{said}");
+        assert!(said.contains(&format!("upstream  default: {upstream}\n")), "{said}");
+    }
+}
+
+#[test]
+fn without_a_policy_and_an_upstream_there_is_a_demonstration() {
+    let folder = Folder::new(None);
+    let said = folder.begins(&["run", "--gateway", &free(), "--admin", &free()], &[]);
+    assert!(said.contains("the demonstration's (examples/demo.yaml)"), "{said}");
+    assert!(said.contains("(the demonstration's API)"), "{said}");
+}

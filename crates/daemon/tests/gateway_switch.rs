@@ -1,0 +1,108 @@
+//! `tollgate switch` and `tollgate status` with a gateway at work.
+
+mod common;
+
+use common::{command, gateway};
+use tollgate_testkit::http::Upstream;
+use tollgate_testkit::{Tollgate, free_port};
+
+const POLICY: &str = "limiters: { one: { rate: 1/h, per: global }, two: { concurrency: 5, per: global } }\n";
+
+fn switch(tollgate: &Tollgate, words: &[&str]) -> (String, Option<i32>) {
+    let admin = tollgate.admin.to_string();
+    command(&[&["switch", "--admin", &admin], words].concat())
+}
+
+fn statuses(tollgate: &Tollgate) -> [u16; 3] {
+    [(); 3].map(|()| tollgate.get("/", &[]).status)
+}
+
+#[test]
+fn a_limiter_in_the_dark_refuses_nobody_until_the_policy_says_so_again() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(POLICY, &upstream);
+    assert_eq!(statuses(&tollgate), [200, 429, 429]);
+    assert_eq!(switch(&tollgate, &["one", "dark"]), ("one: dark\n".to_owned(), Some(0)));
+    assert_eq!(statuses(&tollgate), [200; 3]);
+    let (shown, code) = command(&["status", "--admin", &tollgate.admin.to_string()]);
+    let line = shown.lines().find(|line| line.trim_start().starts_with("one ")).unwrap();
+    assert!(line.contains("dark") && line.contains("2 refused, 3 would be"), "{shown}");
+    assert_eq!(code, Some(0));
+    assert_eq!(switch(&tollgate, &["one", "policy"]), ("one: as the policy says\n".to_owned(), Some(0)));
+    assert_eq!(statuses(&tollgate), [429; 3]);
+}
+
+#[test]
+fn all_limiters_can_be_switched_off_at_once() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(POLICY, &upstream);
+    assert_eq!(statuses(&tollgate), [200, 429, 429]);
+    assert_eq!(switch(&tollgate, &["--all", "off"]), ("all limiters: off\n".to_owned(), Some(0)));
+    assert_eq!(statuses(&tollgate), [200; 3]);
+    let (shown, _) = command(&["status", "--admin", &tollgate.admin.to_string()]);
+    assert!(shown.contains("off: no limiter is stricter"), "{shown}");
+    assert_eq!(switch(&tollgate, &["--all", "policy"]).1, Some(0));
+    assert_eq!(statuses(&tollgate), [429; 3]);
+}
+
+#[test]
+fn a_switch_outlives_a_reload() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(POLICY, &upstream);
+    assert_eq!(switch(&tollgate, &["one", "off"]).1, Some(0));
+    tollgate.signal("HUP");
+    tollgate.says("the policy was loaded");
+    assert_eq!(statuses(&tollgate), [200; 3]);
+}
+
+#[test]
+fn what_cannot_be_switched_is_told() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(POLICY, &upstream);
+    for (words, part) in [
+        (&["three", "dark"][..], "there is no limiter \"three\": there are one, two"),
+        (&["one", "dim"], "\"dim\" is no mode: there are enforce, dark, off, and policy"),
+        (&["one"], "which limiter, and which mode?"),
+        (&["--all", "one", "dark"], "--all is for all of them"),
+        (&["on/e", "dark"], "is no name of a limiter"),
+    ] {
+        let (said, code) = switch(&tollgate, words);
+        assert!(said.starts_with("error: ") && said.contains(part), "{words:?}: {said}");
+        assert_eq!(code, Some(2), "{words:?}");
+    }
+    assert_eq!(statuses(&tollgate), [200, 429, 429]);
+}
+
+#[test]
+fn who_has_not_the_token_switches_nothing() {
+    let upstream = Upstream::hello();
+    let flags = ["--upstream", &upstream.url(), "--token", "the-right-token"];
+    let tollgate = Tollgate::start(common::BINARY, POLICY, &flags);
+    for words in [&["one", "off"][..], &["one", "off", "--token", "the-wrong-token"]] {
+        let (said, code) = switch(&tollgate, words);
+        assert!(said.contains("wants its token: say --token, or set TOLLGATE_TOKEN"), "{said}");
+        assert_eq!(code, Some(2));
+    }
+    assert_eq!(statuses(&tollgate), [200, 429, 429]);
+    assert_eq!(switch(&tollgate, &["one", "off", "--token", "the-right-token"]).1, Some(0));
+    assert_eq!(statuses(&tollgate), [200; 3]);
+}
+
+#[test]
+fn an_instance_that_is_not_there_is_told() {
+    let nobody = format!("127.0.0.1:{}", free_port());
+    for words in [&["status"][..], &["switch", "one", "dark"]] {
+        let (said, code) = command(&[words, &["--admin", &nobody]].concat());
+        assert!(said.contains(&format!("nobody answers at {nobody}: is `tollgate run` at work")), "{said}");
+        assert_eq!(code, Some(2));
+    }
+    let upstream = Upstream::start(|_, stream| {
+        std::io::Write::write_all(stream, b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_ok()
+    });
+    let (said, code) = command(&["status", "--admin", &upstream.address.to_string()]);
+    assert!(said.contains("is no admin door of a Tollgate: it answered 200"), "{said}");
+    assert_eq!(code, Some(2));
+    let (said, code) = command(&["status", "--admin", "localhost"]);
+    assert!(said.contains("\"localhost\" is no address: write 127.0.0.1:8083"), "{said}");
+    assert_eq!(code, Some(2));
+}

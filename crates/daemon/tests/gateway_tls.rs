@@ -1,0 +1,239 @@
+//! TLS on both sides of the gateway: with clients, by certificates if need be, and with servers.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use common::{BINARY, OPEN};
+use http::{Request, Response, Version};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tollgate_testkit::http::Upstream;
+use tollgate_testkit::{Certificates, Tollgate};
+
+fn certificates(folder: &Path, name: &str) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+    let chain = CertificateDer::pem_file_iter(folder.join(format!("{name}.pem"))).unwrap();
+    let key = PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap();
+    (chain.map(Result::unwrap).collect(), key)
+}
+
+/// A connection over TLS, with a certificate of this name if there is one.
+async fn connect(
+    tollgate: &Tollgate,
+    protocol: &str,
+    certificate: Option<&str>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(tollgate.folder().join("ca.pem")).unwrap()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match certificate {
+        None => builder.with_no_client_auth(),
+        Some(name) => {
+            let (chain, key) = certificates(tollgate.folder(), name);
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+    };
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let stream = TcpStream::connect(tollgate.gateway).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
+/// The answer over HTTP/1.1.
+async fn ask_http1(stream: TlsStream<TcpStream>) -> hyper::Result<Response<Incoming>> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    sender
+        .send_request(Request::get("/").header("host", "localhost").body(Empty::<Bytes>::new()).unwrap())
+        .await
+}
+
+fn start(policy: &str, upstream: &Upstream, prepare: impl FnOnce(&Path)) -> Tollgate {
+    Tollgate::start_in(BINARY, policy, &["--upstream", &upstream.url()], &[], prepare)
+}
+
+fn write_certificates(folder: &Path) {
+    Certificates::write(folder);
+}
+
+const TLS: &str = "gateway: { tls: { certificate: server.pem, key: server.key } }\nlimiters: {}\n";
+
+#[tokio::test]
+async fn http1_over_tls() {
+    let upstream = Upstream::hello();
+    let tollgate = start(TLS, &upstream, write_certificates);
+    let stream = connect(&tollgate, "http/1.1", None).await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let answer = ask_http1(stream).await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.version()), (200, Version::HTTP_11));
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "hello");
+    assert_eq!(upstream.last().header("x-forwarded-proto"), ["https"]);
+}
+
+#[tokio::test]
+async fn http2_over_tls_as_both_have_agreed() {
+    let upstream = Upstream::hello();
+    let tollgate = start(TLS, &upstream, write_certificates);
+    let stream = connect(&tollgate, "h2", None).await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("https://localhost/").body(Empty::<Bytes>::new()).unwrap();
+    let answer = sender.send_request(request).await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.version()), (200, Version::HTTP_2));
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "hello");
+    assert_eq!(upstream.last().header("x-forwarded-proto"), ["https"]);
+}
+
+#[tokio::test]
+async fn who_speaks_no_tls_gets_no_answer_and_others_do() {
+    let upstream = Upstream::hello();
+    let tollgate = start(TLS, &upstream, write_certificates);
+    assert!(tollgate.client().try_get("/", &[]).is_err());
+    assert!(upstream.received().is_empty());
+    let stream = connect(&tollgate, "http/1.1", None).await.unwrap();
+    assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn callers_are_told_apart_by_their_certificates() {
+    let upstream = Upstream::hello();
+    let policy = "
+gateway: { tls: { certificate: server.pem, key: server.key, client_ca: ca.pem } }
+identify: { caller: [tls] }
+limiters: { one: { rate: 1/h, per: caller } }
+";
+    let tollgate = start(policy, &upstream, |folder| {
+        let certificates = Certificates::write(folder);
+        certificates.write_client(folder, "alice");
+        certificates.write_client(folder, "bob");
+    });
+    for (name, status) in [("alice", 200), ("alice", 429), ("bob", 200), ("bob", 429), ("client", 200)] {
+        let stream = connect(&tollgate, "http/1.1", Some(name)).await.unwrap();
+        assert_eq!(ask_http1(stream).await.unwrap().status(), status, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_certificate_of_the_authority_nobody_comes_in() {
+    let upstream = Upstream::hello();
+    let policy =
+        "gateway: { tls: { certificate: server.pem, key: server.key, client_ca: ca.pem } }\nlimiters: {}\n";
+    let tollgate = start(policy, &upstream, |folder| {
+        let strange = folder.join("strange");
+        std::fs::create_dir_all(&strange).unwrap();
+        Certificates::write(&strange).write_client(&strange, "mallory");
+        for file in ["mallory.pem", "mallory.key"] {
+            std::fs::copy(strange.join(file), folder.join(file)).unwrap();
+        }
+        Certificates::write(folder);
+    });
+    for name in [None, Some("mallory")] {
+        // Refused in the handshake, or with the first bytes behind it.
+        let asked = async { ask_http1(connect(&tollgate, "http/1.1", name).await.ok()?).await.ok() };
+        assert!(asked.await.is_none(), "{name:?}");
+    }
+    assert!(upstream.received().is_empty());
+    let stream = connect(&tollgate, "http/1.1", Some("client")).await.unwrap();
+    assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_used_after_a_reload() {
+    let upstream = Upstream::hello();
+    let tollgate = start(TLS, &upstream, write_certificates);
+    assert!(connect(&tollgate, "http/1.1", None).await.is_ok());
+    Certificates::write(tollgate.folder());
+    assert!(connect(&tollgate, "http/1.1", None).await.is_err(), "nobody has said yet that it is to be used");
+    tollgate.signal("HUP");
+    tollgate.says("the policy was loaded");
+    let stream = connect(&tollgate, "http/1.1", None).await.unwrap();
+    assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
+}
+
+/// A server that is reached over TLS and says which HTTP it was spoken to.
+async fn secure_server(folder: &Path, protocols: &[&str]) -> SocketAddr {
+    let (chain, key) = certificates(folder, "server");
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else { return };
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let service = service_fn(|request: Request<Incoming>| async move {
+                    let version = format!("{:?}", request.version());
+                    Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(version))))
+                });
+                let io = TokioIo::new(stream);
+                if is_http2 {
+                    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    let _ = server.serve_connection(io, service).await;
+                } else {
+                    let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+/// Asks without stopping the runtime, in which the server is.
+async fn ask_plainly(tollgate: &Tollgate, headers: &'static [(&'static str, &'static str)]) -> (u16, String) {
+    let address = tollgate.gateway;
+    let asked = tokio::task::spawn_blocking(move || {
+        let answer = tollgate_testkit::http::Client::connect(address).get("/", headers);
+        (answer.status, answer.text())
+    });
+    asked.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_over_tls_is_asked_if_its_certificate_is_trusted() {
+    let folder = std::env::temp_dir().join(format!("tollgate-test-{}-secure", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    Certificates::write(&folder);
+    let ca = folder.join("ca.pem").display().to_string();
+    for (protocols, spoken) in
+        [(&["h2", "http/1.1"][..], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")]
+    {
+        let server = format!("https://localhost:{}", secure_server(&folder, protocols).await.port());
+        let flags = ["--upstream", server.as_str()];
+        let trusting = Tollgate::start_in(BINARY, OPEN, &flags, &[("SSL_CERT_FILE", &ca)], |_| ());
+        for time in 0..3 {
+            let answer = ask_plainly(&trusting, &[]).await;
+            assert_eq!(answer, (200, spoken.to_owned()), "{protocols:?}, time {time}");
+        }
+        // What only HTTP/1.1 can do is asked for in that.
+        let upgrade = ask_plainly(&trusting, &[("connection", "upgrade"), ("upgrade", "chat")]).await;
+        assert_eq!(upgrade, (200, "HTTP/1.1".to_owned()), "{protocols:?}");
+        let doubting = Tollgate::start(BINARY, OPEN, &flags);
+        assert_eq!(ask_plainly(&doubting, &[]).await.0, 502);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

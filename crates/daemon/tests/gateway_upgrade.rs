@@ -1,0 +1,135 @@
+//! Connections that change their protocol, as those of WebSocket do.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{OPEN, gateway};
+use serde_json::Value;
+use tollgate_testkit::http::{Client, Upstream};
+use tollgate_testkit::{Tollgate, wait_until};
+
+const ASK: &str = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\nsec-websocket-key: abc\r\n\r\n";
+const AGREE: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-accept: def\r\n\r\n";
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A server that agrees, and says everything twice until the other side ends.
+fn echo() -> Upstream {
+    Upstream::by_hand(|received, mut client| {
+        if received.header("upgrade") != ["websocket"] {
+            return client.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nplain");
+        }
+        client.send(AGREE);
+        loop {
+            let some = client.read_some();
+            if some.is_empty() {
+                return client.send("bye");
+            }
+            client.send([some.as_slice(), &some].concat());
+        }
+    })
+}
+
+fn upgraded(tollgate: &Tollgate) -> Client {
+    let mut client = tollgate.client();
+    client.send(ASK);
+    let head = client.read_head();
+    assert_eq!((head.status, head.header("upgrade")), (101, "websocket"));
+    assert_eq!((head.header("connection"), head.header("sec-websocket-accept")), ("upgrade", "def"));
+    client
+}
+
+#[test]
+fn bytes_go_both_ways_until_one_side_ends() {
+    let upstream = echo();
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = upgraded(&tollgate);
+    assert_eq!(upstream.last().header("sec-websocket-key"), ["abc"]);
+    for word in ["\0\u{1}not http\r\n\r\n", "hello"] {
+        client.send(word);
+        assert_eq!(client.read_exactly(2 * word.len()), word.repeat(2).as_bytes());
+    }
+    client.stream().shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(client.read_exactly(3), b"bye");
+    assert!(client.is_closed(20 * SECOND));
+}
+
+#[test]
+fn what_is_sent_right_behind_the_request_is_not_lost() {
+    let tollgate = gateway(OPEN, &echo());
+    let mut client = tollgate.client();
+    client.send(format!("{ASK}early"));
+    assert_eq!(client.read_head().status, 101);
+    assert_eq!(client.read_exactly(10), b"earlyearly");
+}
+
+#[test]
+fn a_tunnel_is_in_progress_until_it_ends() {
+    let tollgate = gateway("limiters: { few: { concurrency: 1, per: global } }", &echo());
+    let mut client = upgraded(&tollgate);
+    client.send("x");
+    assert_eq!(client.read_exactly(2), b"xx");
+    assert_eq!(tollgate.get("/", &[]).status, 429);
+    drop(client);
+    wait_until("its slot is free", || tollgate.get("/", &[]).status == 200);
+}
+
+#[test]
+fn a_server_that_does_not_agree_answers_as_ever() {
+    let upstream = Upstream::start(|_, stream| {
+        std::io::Write::write_all(stream, b"HTTP/1.1 426 Upgrade Required\r\ncontent-length: 2\r\n\r\nno")
+            .is_ok()
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = tollgate.client();
+    client.send(ASK);
+    let answer = client.read();
+    assert_eq!((answer.status, answer.text().as_str()), (426, "no"));
+    // And the connection goes on.
+    assert_eq!(client.get("/", &[]).status, 426);
+}
+
+#[test]
+fn a_tunnel_in_which_only_one_side_speaks_is_not_idle() {
+    let upstream = Upstream::by_hand(|_, mut client| {
+        client.send(AGREE);
+        for _ in 0..8 {
+            client.send(".");
+            // Until the other side ends, which it does not, or so long.
+            if client.is_closed(Duration::from_millis(300)) {
+                return;
+            }
+        }
+        client.send("!");
+    });
+    let policy = "gateway: { timeouts: { idle: 1s } }\nlimiters: {}";
+    let tollgate = gateway(policy, &upstream);
+    let mut client = upgraded(&tollgate);
+    assert_eq!(client.read_until(b"!"), b"........!");
+}
+
+#[test]
+fn a_tunnel_in_which_nobody_speaks_is_closed() {
+    let policy = "gateway: { timeouts: { idle: 1s } }\nlimiters: {}";
+    let tollgate = gateway(policy, &echo());
+    let mut client = upgraded(&tollgate);
+    assert!(client.is_closed(20 * SECOND));
+}
+
+#[test]
+fn an_upgrade_is_one_request_in_the_log() {
+    let upstream = echo();
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let tollgate = Tollgate::start(common::BINARY, OPEN, &flags);
+    drop(upgraded(&tollgate));
+    assert_eq!(tollgate.get("/after", &[]).status, 200);
+    let lines = || std::fs::read_to_string(tollgate.folder().join("access.log")).unwrap();
+    wait_until("all is written", || lines().contains("/after") && lines().contains("/chat"));
+    let mut shown: Vec<(String, u64)> = lines()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|line| (line["path"].as_str().unwrap().to_owned(), line["status"].as_u64().unwrap()))
+        .collect();
+    shown.sort();
+    assert_eq!(shown, [("/after".to_owned(), 200), ("/chat".to_owned(), 101)]);
+}
