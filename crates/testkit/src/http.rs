@@ -264,6 +264,11 @@ impl Received {
 /// An answer for everybody.
 const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 
+/// Has a connection reset when it is closed: the other side gets an error, and not an end.
+pub fn reset_when_closed(stream: &TcpStream) {
+    socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
 /// What a server does with a request: it has the connection for itself. False closes it.
 type Handler = dyn Fn(&Received, &mut TcpStream) -> bool + Send + Sync;
 
