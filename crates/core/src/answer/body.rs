@@ -2,11 +2,10 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
-
 use super::accept::Kind;
 use super::headers::integer;
-use crate::decision::{Reason, Refused, Standing, Unit};
+use super::write::{push_json, push_number};
+use crate::decision::{Reason, Refused, Unit};
 use crate::time::Nanos;
 
 /// Longer names of requests are cut: a caller does not decide how much is sent back.
@@ -21,89 +20,121 @@ pub(super) fn build(
     docs: Option<&str>,
 ) -> (&'static str, String) {
     let kind = Kind::wanted(accept);
-    let instance: String = instance.chars().take(LONGEST_INSTANCE).collect();
+    let end = instance.char_indices().nth(LONGEST_INSTANCE).map_or(instance.len(), |(at, _)| at);
+    let instance = instance.get(..end).unwrap_or_default();
     let body = match kind {
         Kind::Problem | Kind::Json => json(refused, wait, instance, docs),
-        Kind::Text => text(refused, wait, &instance, docs),
-        Kind::Html => html(refused, wait, &instance, docs),
+        Kind::Text => text(refused, wait, instance, docs),
+        Kind::Html => html(refused, wait, instance, docs),
     };
     (kind.content_type(), body)
 }
 
 /// Which limiter it was, what the limit is, and when to come back.
 pub(super) fn detail(refused: &Refused, wait: Option<u64>) -> String {
-    let limiter = &refused.limiter;
-    let limit = || match refused.exceeded.first() {
-        Some(standing) => format!("limit \"{}\" of {}", standing.name, amount(standing)),
-        None => format!("limit \"{limiter}\""),
-    };
-    let mut detail = match refused.reason {
-        Reason::Rate | Reason::Concurrency if wait.is_none() => {
-            let limit = limit();
-            return format!(
-                "The request costs more than the {limit} can ever give, and will never pass as it is."
-            );
+    let mut detail = String::with_capacity(128);
+    let is_own = matches!(refused.reason, Reason::Rate | Reason::Concurrency);
+    let name = || format!("\"{}\"", refused.limiter);
+    match refused.reason {
+        _ if is_own && wait.is_none() => {
+            detail.push_str("The request costs more than the ");
+            push_limit(&mut detail, refused);
+            detail.push_str(" can ever give, and will never pass as it is.");
         }
-        Reason::Rate | Reason::Concurrency => format!("The {} is exceeded.", limit()),
+        Reason::Rate | Reason::Concurrency => {
+            detail.push_str("The ");
+            push_limit(&mut detail, refused);
+            detail.push_str(" is exceeded.");
+        }
         Reason::Fleet => {
-            format!("The service is busy, and \"{limiter}\" keeps what is left for critical requests.")
+            let name = name();
+            detail = format!("The service is busy, and {name} keeps what is left for critical requests.");
         }
         Reason::Worker => {
-            format!("The server is overloaded, and \"{limiter}\" turns requests of this kind away.")
+            let name = name();
+            detail = format!("The server is overloaded, and {name} turns requests of this kind away.");
         }
         Reason::StoreAway => {
-            format!("The limit \"{limiter}\" cannot be checked now, and nothing may pass it unchecked.")
+            let name = name();
+            detail = format!("The limit {name} cannot be checked now, and nothing may pass it unchecked.");
         }
-        Reason::Blocked => format!("The caller is blocked by \"{limiter}\"."),
-    };
+        Reason::Blocked => detail = format!("The caller is blocked by {}.", name()),
+    }
     if let Some(wait) = wait {
-        let _ = write!(detail, " Try again in {wait} s.");
+        detail.push_str(" Try again in ");
+        push_number(&mut detail, wait);
+        detail.push_str(" s.");
     }
     detail
 }
 
-/// `50 requests per 1 s`.
-fn amount(standing: &Standing) -> String {
+/// `limit "request-rate" of 50 requests per 1 s`.
+fn push_limit(text: &mut String, refused: &Refused) {
+    let first = refused.exceeded.first();
+    text.push_str("limit \"");
+    text.push_str(first.map_or(&refused.limiter, |standing| &standing.name));
+    text.push('"');
+    let Some(standing) = first else { return };
+    text.push_str(" of ");
     let quota = integer(standing.quota);
-    let requests = if quota == 1 { "request" } else { "requests" };
+    push_number(text, quota);
+    text.push_str(if quota == 1 { " request" } else { " requests" });
     match (standing.unit, standing.window) {
-        (Unit::ConcurrentRequests, _) => format!("{quota} {requests} in progress"),
-        (Unit::Requests, Some(window)) => format!("{quota} {requests} per {}", spaced(window)),
-        (Unit::Requests, None) => format!("{quota} {requests}"),
+        (Unit::ConcurrentRequests, _) => text.push_str(" in progress"),
+        (Unit::Requests, Some(window)) => {
+            text.push_str(" per ");
+            push_spaced(text, window);
+        }
+        (Unit::Requests, None) => {}
     }
 }
 
 /// A duration with a space before its unit: `1.5 s`.
-fn spaced(duration: Nanos) -> String {
+fn push_spaced(text: &mut String, duration: Nanos) {
+    const SECOND: u64 = 1_000_000_000;
+    if duration.as_u64().is_multiple_of(SECOND) && duration > Nanos::ZERO {
+        push_number(text, duration.as_u64() / SECOND);
+        return text.push_str(" s");
+    }
     let written = duration.to_string();
     let number = written.trim_end_matches(|c: char| c.is_alphabetic());
-    format!("{number} {}", written.strip_prefix(number).unwrap_or_default())
+    text.push_str(number);
+    text.push(' ');
+    text.push_str(written.strip_prefix(number).unwrap_or_default());
 }
 
 /// RFC 9457, with the problem types of the RateLimit draft.
-fn json(refused: &Refused, wait: Option<u64>, instance: String, docs: Option<&str>) -> String {
+fn json(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>) -> String {
     let first = refused.exceeded.first();
-    let names = refused.exceeded.iter().map(|standing| Value::from(&*standing.name));
-    let members = [
-        ("type", Some(Value::from(kind_of_problem(refused.reason)))),
-        ("title", Some(Value::from(title(refused.reason)))),
-        ("status", Some(Value::from(refused.reason.status()))),
-        ("detail", Some(Value::from(detail(refused, wait)))),
-        ("instance", Some(Value::from(instance))),
-        ("violated-policies", Some(names.collect())),
-        ("limiter", Some(Value::from(&*refused.limiter))),
-        ("reason", Some(Value::from(refused.reason.name()))),
-        ("limit", first.map(|standing| Value::from(integer(standing.quota)))),
-        ("remaining", first.map(|standing| Value::from(integer(standing.remaining)))),
-        ("retry-after", wait.map(Value::from)),
-        ("docs", docs.map(Value::from)),
-    ];
-    // A map of serde_json sorts its members; people want the type first.
-    let mut body = String::from("{");
-    for (name, value) in members {
-        let Some(value) = value else { continue };
-        let comma = if body.len() > 1 { "," } else { "" };
-        let _ = write!(body, "{comma}\"{name}\":{value}");
+    let mut body = String::with_capacity(512);
+    body.push_str("{\"type\":");
+    push_json(&mut body, kind_of_problem(refused.reason));
+    let text = |body: &mut String, name: &str, value: &str| {
+        body.push_str(name);
+        push_json(body, value);
+    };
+    let number = |body: &mut String, name: &str, value: Option<u64>| {
+        if let Some(value) = value {
+            body.push_str(name);
+            push_number(body, value);
+        }
+    };
+    text(&mut body, ",\"title\":", title(refused.reason));
+    number(&mut body, ",\"status\":", Some(refused.reason.status().into()));
+    text(&mut body, ",\"detail\":", &detail(refused, wait));
+    text(&mut body, ",\"instance\":", instance);
+    body.push_str(",\"violated-policies\":[");
+    for (at, standing) in refused.exceeded.iter().enumerate() {
+        text(&mut body, if at == 0 { "" } else { "," }, &standing.name);
+    }
+    body.push(']');
+    text(&mut body, ",\"limiter\":", &refused.limiter);
+    text(&mut body, ",\"reason\":", refused.reason.name());
+    number(&mut body, ",\"limit\":", first.map(|standing| integer(standing.quota)));
+    number(&mut body, ",\"remaining\":", first.map(|standing| integer(standing.remaining)));
+    number(&mut body, ",\"retry-after\":", wait);
+    if let Some(docs) = docs {
+        text(&mut body, ",\"docs\":", docs);
     }
     body.push('}');
     body

@@ -1,9 +1,8 @@
 //! The headers that tell how limits stand.
 
-use std::fmt::{self, Write as _};
-
 use smallvec::SmallVec;
 
+use super::write::{number, push_number, push_quoted};
 use crate::decision::{Standing, Unit};
 use crate::time::Nanos;
 
@@ -98,7 +97,13 @@ pub(super) fn build(
     match style {
         HeaderStyle::Ietf11 => {
             list.push(("ratelimit-policy", policies(style, String::new(), all)));
-            list.push(("ratelimit", format!("{};r={left};t={}", Quoted(&first.name), integer(wait))));
+            let mut told = String::with_capacity(first.name.len() + 40);
+            push_quoted(&mut told, &first.name);
+            told.push_str(";r=");
+            push_number(&mut told, left);
+            told.push_str(";t=");
+            push_number(&mut told, integer(wait));
+            list.push(("ratelimit", told));
         }
         HeaderStyle::Draft7 => {
             list.push(("ratelimit-policy", policies(style, String::new(), all)));
@@ -107,19 +112,19 @@ pub(super) fn build(
         }
         HeaderStyle::Draft6 => {
             list.push(("ratelimit-policy", policies(style, String::new(), all)));
-            list.push(("ratelimit-limit", limit.to_string()));
-            list.push(("ratelimit-remaining", left.to_string()));
-            list.push(("ratelimit-reset", integer(wait).to_string()));
+            list.push(("ratelimit-limit", number(limit)));
+            list.push(("ratelimit-remaining", number(left)));
+            list.push(("ratelimit-reset", number(integer(wait))));
         }
         HeaderStyle::XRateLimit => {
-            list.push(("x-ratelimit-limit", limit.to_string()));
-            list.push(("x-ratelimit-remaining", left.to_string()));
-            list.push(("x-ratelimit-reset", integer(now_epoch_secs.saturating_add(wait)).to_string()));
+            list.push(("x-ratelimit-limit", number(limit)));
+            list.push(("x-ratelimit-remaining", number(left)));
+            list.push(("x-ratelimit-reset", number(integer(now_epoch_secs.saturating_add(wait)))));
         }
         HeaderStyle::Envoy => {
-            list.push(("x-ratelimit-limit", policies(style, limit.to_string(), all)));
-            list.push(("x-ratelimit-remaining", left.to_string()));
-            list.push(("x-ratelimit-reset", integer(wait).to_string()));
+            list.push(("x-ratelimit-limit", policies(style, number(limit), all)));
+            list.push(("x-ratelimit-remaining", number(left)));
+            list.push(("x-ratelimit-reset", number(integer(wait))));
         }
         HeaderStyle::Off => {}
     }
@@ -140,23 +145,27 @@ fn policies<'a>(
     mut list: String,
     standings: impl Iterator<Item = &'a Standing>,
 ) -> String {
+    list.reserve(64);
     for standing in standings {
         if !list.is_empty() {
             list.push_str(", ");
         }
-        let quota = integer(standing.quota);
-        // Writing to a string cannot fail.
-        let _ = match style {
-            HeaderStyle::Ietf11 => write!(list, "{};q={quota}", Quoted(&standing.name)),
-            _ => write!(list, "{quota}"),
-        };
-        let _ = match (standing.unit, standing.window) {
-            (Unit::ConcurrentRequests, _) => write!(list, ";qu=\"concurrent-requests\""),
-            (Unit::Requests, Some(window)) => write!(list, ";w={}", window.as_secs_ceil().max(1)),
-            (Unit::Requests, None) => Ok(()),
-        };
+        if style == HeaderStyle::Ietf11 {
+            push_quoted(&mut list, &standing.name);
+            list.push_str(";q=");
+        }
+        push_number(&mut list, integer(standing.quota));
+        match (standing.unit, standing.window) {
+            (Unit::ConcurrentRequests, _) => list.push_str(";qu=\"concurrent-requests\""),
+            (Unit::Requests, Some(window)) => {
+                list.push_str(";w=");
+                push_number(&mut list, window.as_secs_ceil().max(1));
+            }
+            (Unit::Requests, None) => {}
+        }
         if style == HeaderStyle::Envoy {
-            let _ = write!(list, ";name={}", Quoted(&standing.name));
+            list.push_str(";name=");
+            push_quoted(&mut list, &standing.name);
         }
     }
     list
@@ -165,21 +174,4 @@ fn policies<'a>(
 /// Integers in headers have 15 digits at most.
 pub(super) fn integer(n: u64) -> u64 {
     n.min(999_999_999_999_999)
-}
-
-/// A String of RFC 9651, which knows printable ASCII and nothing else.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('"')?;
-        for c in self.0.chars() {
-            match c {
-                '"' | '\\' => write!(f, "\\{c}")?,
-                ' '..='~' => f.write_char(c)?,
-                _ => f.write_char('?')?,
-            }
-        }
-        f.write_char('"')
-    }
 }

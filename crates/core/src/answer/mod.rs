@@ -6,6 +6,7 @@
 mod accept;
 mod body;
 mod headers;
+mod write;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -92,7 +93,7 @@ pub fn refusal(
     let wait = seconds_away(refused, style.retry_jitter_percent, draw);
     let mut headers = headers::build(style.headers, &refused.exceeded, now_epoch_secs, wait);
     if let Some(wait) = wait {
-        headers.push(("retry-after", wait.to_string()));
+        headers.push(("retry-after", write::number(wait)));
     }
     // Envoy does not retry what carries this header. Another worker may well take what this one has shed.
     if style.headers == HeaderStyle::Envoy && status == 429 {

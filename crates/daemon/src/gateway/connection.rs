@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::AnswerBody;
 use super::doing::Doing;
+use super::fields;
 use super::guard::Guard;
 use super::proxy_protocol::{self, Header};
 use super::request;
@@ -29,6 +30,8 @@ use super::{MOMENT, Worker};
 pub(super) struct Connection {
     /// Who is at the other end, or who they say they speak for if they are one of our proxies.
     pub(super) peer: SocketAddr,
+    /// Its address as a field has it.
+    pub(super) peer_value: HeaderValue,
     pub(super) is_tls: bool,
     /// The name in the client's certificate.
     pub(super) tls_client: Option<String>,
@@ -57,7 +60,9 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
             _ => return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore(),
         }
     }
-    let mut connection = Connection { peer, is_tls: false, tls_client: None, doing: Arc::default() };
+    let peer_value = fields::address_value(peer.ip());
+    let mut connection =
+        Connection { peer, peer_value, is_tls: false, tls_client: None, doing: Arc::default() };
     let Some(acceptor) = shared.tls.load_full() else {
         return begin(worker, stream, connection, head).await;
     };

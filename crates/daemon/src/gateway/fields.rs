@@ -11,18 +11,19 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// Fields that are for one connection, and not for who is behind it.
-const HOP_BY_HOP: [HeaderName; 6] = [
-    header::CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    header::PROXY_AUTHENTICATE,
-];
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "transfer-encoding"
+            | "upgrade"
+            | "proxy-authenticate"
+    )
+}
 
 /// Takes out what is for one connection, also what `Connection` names. What matters to others it cannot name away.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
@@ -38,9 +39,7 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in &HOP_BY_HOP {
-        headers.remove(name);
-    }
+    remove_those(headers, is_hop_by_hop);
 }
 
 /// Fields that are for who is behind the connection, whatever `Connection` says.
@@ -65,9 +64,29 @@ fn is_end_to_end(name: &HeaderName) -> bool {
         )
 }
 
-/// Takes out what only we say: somebody else's word on limits is not passed on as ours.
-pub(super) fn strip_ours(headers: &mut HeaderMap) {
-    remove_those(headers, |name| is_ours(name.as_str()));
+/// Takes out what only we say, what looks like it, and what a peer that is not trusted says of whom it speaks for.
+pub(super) fn strip_words(headers: &mut HeaderMap, policy: &Policy, is_trusted: bool) {
+    remove_those(headers, |name| {
+        is_ours(name.as_str())
+            || is_look_alike(name, policy)
+            || !is_trusted && is_word_of_proxies(name, policy)
+    });
+}
+
+/// What proxies say of those whom they speak for, but for what is made anew in any case.
+fn is_word_of_proxies(name: &HeaderName, policy: &Policy) -> bool {
+    let name = name.as_str();
+    let is_address = || matches!(policy.address_header(), AddressHeader::Named(header) if **header == *name);
+    let is_word = matches!(
+        name,
+        "forwarded"
+            | "x-forwarded-port"
+            | "x-forwarded-prefix"
+            | "x-forwarded-server"
+            | "x-original-url"
+            | "x-rewrite-url"
+    );
+    is_word || is_address()
 }
 
 fn is_ours(name: &str) -> bool {
@@ -82,16 +101,14 @@ fn is_ours(name: &str) -> bool {
     }
 }
 
-/// Takes out names that servers with variables for headers (CGI, WSGI) cannot tell from names that matter: to them
+/// Names that servers with variables for headers (CGI, WSGI) cannot tell from names that matter: to them
 /// `x_forwarded_for` is `x-forwarded-for`.
-pub(super) fn strip_look_alikes(headers: &mut HeaderMap, policy: &Policy) {
-    remove_those(headers, |name| {
-        name.as_str().contains('_') && {
-            let meant = name.as_str().replace('_', "-");
-            let is_address = matches!(policy.address_header(), AddressHeader::Named(name) if **name == meant);
-            is_address || HeaderName::try_from(meant).is_ok_and(|meant| matters(&meant))
-        }
-    });
+fn is_look_alike(name: &HeaderName, policy: &Policy) -> bool {
+    name.as_str().contains('_') && {
+        let meant = name.as_str().replace('_', "-");
+        let is_address = matches!(policy.address_header(), AddressHeader::Named(name) if **name == meant);
+        is_address || HeaderName::try_from(meant).is_ok_and(|meant| matters(&meant))
+    }
 }
 
 /// Takes out of what follows a body all that is decided before it.
@@ -100,7 +117,7 @@ pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
 }
 
 fn matters(name: &HeaderName) -> bool {
-    is_ours(name.as_str()) || is_end_to_end(name) || HOP_BY_HOP.contains(name)
+    is_ours(name.as_str()) || is_end_to_end(name) || is_hop_by_hop(name)
 }
 
 fn remove_those(headers: &mut HeaderMap, which: impl Fn(&HeaderName) -> bool) {
@@ -116,6 +133,10 @@ fn remove_those(headers: &mut HeaderMap, which: impl Fn(&HeaderName) -> bool) {
 pub(super) struct Origin<'o> {
     /// Who is at the other end of the connection.
     pub(super) peer: IpAddr,
+    /// The same, as a field has it.
+    pub(super) peer_value: &'o HeaderValue,
+    /// Whether its word is taken.
+    pub(super) is_trusted: bool,
     /// The client, as far as is known.
     pub(super) client: IpAddr,
     pub(super) is_tls: bool,
@@ -123,24 +144,10 @@ pub(super) struct Origin<'o> {
 }
 
 /// Says on whose behalf the request is made. What a peer says of itself is passed on only if it is trusted.
-pub(super) fn forward(headers: &mut HeaderMap, policy: &Policy, origin: &Origin<'_>) {
-    let is_trusted = policy.trusts(origin.peer);
-    let peer = address_value(origin.peer);
+pub(super) fn forward(headers: &mut HeaderMap, origin: &Origin<'_>) {
+    let peer = origin.peer_value.clone();
     let proto = HeaderValue::from_static(if origin.is_tls { "https" } else { "http" });
-    if !is_trusted {
-        headers.remove(header::FORWARDED);
-        for name in [
-            "x-forwarded-port",
-            "x-forwarded-prefix",
-            "x-forwarded-server",
-            "x-original-url",
-            "x-rewrite-url",
-        ] {
-            headers.remove(name);
-        }
-        if let AddressHeader::Named(name) = policy.address_header() {
-            headers.remove(name.as_str());
-        }
+    if !origin.is_trusted {
         headers.insert(X_FORWARDED_FOR, peer);
         headers.insert(X_FORWARDED_PROTO, proto);
         set_host(headers, origin.host);
@@ -167,7 +174,9 @@ pub(super) fn forward(headers: &mut HeaderMap, policy: &Policy, origin: &Origin<
             headers.append(header::FORWARDED, element);
         }
     }
-    headers.insert(X_REAL_IP, address_value(origin.client));
+    let is_peer = origin.client == origin.peer;
+    let client = if is_peer { origin.peer_value.clone() } else { address_value(origin.client) };
+    headers.insert(X_REAL_IP, client);
     headers.append(header::VIA, HeaderValue::from_static("1.1 tollgate"));
 }
 
@@ -178,7 +187,8 @@ fn set_host(headers: &mut HeaderMap, host: &str) {
     }
 }
 
-fn address_value(address: IpAddr) -> HeaderValue {
+/// An address as a field has it.
+pub(super) fn address_value(address: IpAddr) -> HeaderValue {
     let mut text = String::with_capacity(45);
     let _ = write!(text, "{}", address.to_canonical());
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
@@ -283,14 +293,18 @@ mod tests {
             ("range", "1"),
             ("x-api-key", "1"),
         ]);
-        strip_ours(&mut headers);
+        strip_words(&mut headers, &Policy::read("limiters: {}").unwrap().0, true);
         assert_eq!(headers.len(), 2);
     }
 
     fn forwarded_of(policy: &str, peer: &str, headers: &mut HeaderMap) {
         let (policy, _) = Policy::read(policy).unwrap();
         let peer = peer.parse().unwrap();
-        forward(headers, &policy, &Origin { peer, client: peer, is_tls: true, host: "api.example.com" });
+        let peer_value = &address_value(peer);
+        let is_trusted = policy.trusts(peer);
+        let host = "api.example.com";
+        strip_words(headers, &policy, is_trusted);
+        forward(headers, &Origin { peer, peer_value, is_trusted, client: peer, is_tls: true, host });
     }
 
     #[test]

@@ -91,7 +91,14 @@ pub(super) async fn answer(
     let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
     let (parts, body) = request.into_parts();
     let (body, sending) = AskedBody::new(body, site.max_body, site.times.body);
-    let origin = Origin { peer: connection.peer.ip(), client, is_tls: connection.is_tls, host: &host };
+    let origin = Origin {
+        peer: connection.peer.ip(),
+        peer_value: &connection.peer_value,
+        is_trusted: site.policy.trusts(connection.peer.ip()),
+        client,
+        is_tls: connection.is_tls,
+        host: &host,
+    };
     let request = rewritten(parts, body, &site, &origin, upgrade.as_ref(), is_http1);
     let passed = match in_time(site.times.answer, sending.as_deref(), upstream.pass(request, manner)).await {
         Some(Ok(passed)) => Ok(passed),
@@ -262,15 +269,14 @@ fn rewritten(
 ) -> Request<AskedBody> {
     let mut headers = parts.headers;
     fields::strip_hop_by_hop(&mut headers);
-    fields::strip_ours(&mut headers);
-    fields::strip_look_alikes(&mut headers, &site.policy);
+    fields::strip_words(&mut headers, &site.policy, origin.is_trusted);
     fields::keep_trailers(&mut headers);
     // What the client waits for before it sends its body is ours to say.
     headers.remove(header::EXPECT);
     if !is_http1 {
         fields::join_cookies(&mut headers);
     }
-    fields::forward(&mut headers, &site.policy, origin);
+    fields::forward(&mut headers, origin);
     if let Ok(host) = HeaderValue::from_str(origin.host)
         && !host.is_empty()
     {

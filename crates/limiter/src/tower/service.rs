@@ -1,5 +1,6 @@
 //! One request through the layer.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -102,14 +103,22 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
         }
     }
     for (name, value) in ours {
-        let Ok(value) = HeaderValue::from_str(&value) else { continue };
-        let name = HeaderName::from_static(name);
-        let is_list = matches!(name.as_str(), "ratelimit" | "ratelimit-policy");
+        let Ok(value) = HeaderValue::try_from(value) else { continue };
+        let (name, is_list) = match name {
+            "ratelimit" => (RATELIMIT, true),
+            "ratelimit-policy" => (RATELIMIT_POLICY, true),
+            "retry-after" => (header::RETRY_AFTER, false),
+            "cache-control" => (header::CACHE_CONTROL, false),
+            other => (HeaderName::from_static(other), false),
+        };
         if is_list || !headers.contains_key(&name) {
             headers.append(name, value);
         }
     }
 }
+
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// Fields that tell of one limit together; the second says how much is left.
 type Set = [&'static str; 3];
@@ -168,9 +177,15 @@ fn grpc_answer(asked: &HeaderValue) -> Option<HeaderValue> {
 }
 
 /// All lines of a header as one.
-fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
-    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
-    (!lines.is_empty()).then(|| lines.join(&b", "[..]))
+fn joined<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<Cow<'h, [u8]>> {
+    let mut lines = headers.get_all(name).iter().map(HeaderValue::as_bytes);
+    let first = lines.next()?;
+    let mut rest = lines.peekable();
+    if rest.peek().is_none() {
+        return Some(Cow::Borrowed(first));
+    }
+    let all: Vec<&[u8]> = std::iter::once(first).chain(rest).collect();
+    Some(Cow::Owned(all.join(&b", "[..])))
 }
 
 impl<T: Clone, S: Store> Clone for TollgateService<T, S> {

@@ -1,0 +1,82 @@
+//! Text that is written for every request: without the detours that `format!` takes.
+
+/// Appends a number.
+pub(super) fn push_number(text: &mut String, number: u64) {
+    let mut digits = [0; 20];
+    let (mut at, mut rest) = (digits.len(), number);
+    loop {
+        at -= 1;
+        if let Some(digit) = digits.get_mut(at) {
+            *digit = b'0' + (rest % 10) as u8;
+        }
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    text.push_str(std::str::from_utf8(digits.get(at..).unwrap_or_default()).unwrap_or_default());
+}
+
+/// A number as text.
+pub(super) fn number(number: u64) -> String {
+    let mut text = String::with_capacity(20);
+    push_number(&mut text, number);
+    text
+}
+
+/// Appends a String of RFC 9651, which knows printable ASCII and nothing else.
+pub(super) fn push_quoted(text: &mut String, content: &str) {
+    text.push('"');
+    if content.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
+        text.push_str(content);
+    } else {
+        for c in content.chars() {
+            match c {
+                '"' | '\\' => text.extend(['\\', c]),
+                ' '..='~' => text.push(c),
+                _ => text.push('?'),
+            }
+        }
+    }
+    text.push('"');
+}
+
+/// Appends a string of JSON.
+pub(super) fn push_json(text: &mut String, content: &str) {
+    if content.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        text.push('"');
+        text.push_str(content);
+        text.push('"');
+    } else {
+        text.push_str(&serde_json::to_string(content).unwrap_or_else(|_| "\"\"".to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_anybody_would() {
+        for n in [0, 1, 9, 10, 99, 100, 1_234_567_890, u64::MAX] {
+            assert_eq!(number(n), n.to_string());
+        }
+    }
+
+    #[test]
+    fn strings_are_written_as_their_formats_want_them() {
+        for (content, json, quoted) in [
+            ("plain", r#""plain""#, r#""plain""#),
+            ("a\"b\\c", r#""a\"b\\c""#, r#""a\"b\\c""#),
+            ("line\nend", r#""line\nend""#, r#""line?end""#),
+            ("café", r#""café""#, r#""caf?""#),
+            ("", r#""""#, r#""""#),
+        ] {
+            let (mut one, mut other) = (String::new(), String::new());
+            push_json(&mut one, content);
+            push_quoted(&mut other, content);
+            assert_eq!((one.as_str(), other.as_str()), (json, quoted));
+            assert_eq!(serde_json::from_str::<String>(&one).unwrap_or_default(), content);
+        }
+    }
+}
