@@ -245,6 +245,8 @@ pub struct Received {
     pub headers: Vec<(String, String)>,
     /// The body, without chunks.
     pub body: Vec<u8>,
+    /// What came behind the last chunk.
+    pub trailers: Vec<(String, String)>,
 }
 
 impl Received {
@@ -261,6 +263,11 @@ impl Received {
 
 /// An answer for everybody.
 const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+
+/// Has a connection reset when it is closed: the other side gets an error, and not an end.
+pub fn reset_when_closed(stream: &TcpStream) {
+    socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
 
 /// What a server does with a request: it has the connection for itself. False closes it.
 type Handler = dyn Fn(&Received, &mut TcpStream) -> bool + Send + Sync;
@@ -385,11 +392,18 @@ fn serve(stream: TcpStream, handler: &Handler, kept: &Mutex<Vec<Received>>) {
                 let Ok(size) = usize::from_str_radix(String::from_utf8_lossy(&line).trim(), 16) else {
                     return;
                 };
-                let Ok(chunk) = client.take(size + 2) else { return };
                 if size == 0 {
+                    break;
+                }
+                let Ok(chunk) = client.take(size + 2) else { return };
+                body.extend_from_slice(&chunk[..size]);
+            }
+            loop {
+                let Ok(line) = client.take_until(b"\r\n") else { return };
+                if line == b"\r\n" {
                     break Ok(body);
                 }
-                body.extend_from_slice(&chunk[..size]);
+                received.trailers.extend(field(&String::from_utf8_lossy(&line)));
             }
         } else {
             client.take(length.unwrap_or(0))

@@ -12,6 +12,7 @@
 pub mod cases;
 mod cluster;
 pub mod http;
+pub mod http2;
 mod port;
 mod proxy;
 mod redis;

@@ -132,6 +132,37 @@ impl Tollgate {
         line.unwrap_or_else(|| panic!("no {sample} in:\n{text}")).rsplit(' ').next().unwrap().parse().unwrap()
     }
 
+    /// Waits until a number of its metrics is this one.
+    pub fn comes_to(&self, sample: &str, value: f64) {
+        let begun = Instant::now();
+        loop {
+            let now = self.metric(sample);
+            if now == value {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "{sample} is {now} and not {value}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until nothing is in progress, and says so if a thread has panicked.
+    pub fn comes_to_rest(&self) {
+        for sample in
+            ["tollgate_requests_in_flight", "tollgate_http_requests_in_flight", "tollgate_panics_total"]
+        {
+            self.comes_to(sample, 0.0);
+        }
+        let panicked = self.said().into_iter().find(|line| line.contains("panicked"));
+        assert_eq!(panicked, None, "a thread has panicked");
+    }
+
+    /// Bytes of memory that it has now.
+    pub fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
     /// Its folder, which holds `tollgate.yaml`.
     pub fn folder(&self) -> &Path {
         &self.folder

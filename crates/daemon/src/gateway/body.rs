@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep};
 use tollgate::Permit;
 
 use super::doing::{Progress, Streaming};
+use super::fields;
 use super::pool::Lent;
 use super::track::Track;
 use crate::store::AnyStore;
@@ -154,7 +155,7 @@ impl Streamed {
                     Some(room) => *room -= bytes,
                     None => {}
                 }
-                Some(Ok(frame))
+                Some(Ok(without_forgery(frame)))
             }
             Some(Err(error)) => {
                 self.sending.fails(Trouble::Gone);
@@ -177,6 +178,17 @@ impl Streamed {
         }
         self.sending.fails(Trouble::Slow);
         Poll::Ready(BrokenOff::Slow)
+    }
+}
+
+/// What follows a body says nothing of what was decided before it.
+fn without_forgery(frame: Frame<Bytes>) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            fields::strip_trailers(&mut trailers);
+            Frame::trailers(trailers)
+        }
+        Err(frame) => frame,
     }
 }
 

@@ -170,7 +170,8 @@ where
         .serve_connection(TokioIo::new(guard), edge)
         .with_upgrades();
     let mut served = pin!(served);
-    let mut tick = pin!(tokio::time::sleep(TICK));
+    let tick_every = TICK.min(site.times.body);
+    let mut tick = pin!(tokio::time::sleep(tick_every));
     let mut ends = pin!(worker.shared.drain.cancelled());
     let mut is_ending = false;
     loop {
@@ -191,7 +192,7 @@ where
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
-                tick.as_mut().reset(tokio::time::Instant::now() + TICK);
+                tick.as_mut().reset(tokio::time::Instant::now() + tick_every);
             }
         }
     }
@@ -216,7 +217,8 @@ where
         .keep_alive_timeout(site.times.head)
         .serve_connection(TokioIo::new(stream), edge);
     let mut served = pin!(served);
-    let mut tick = pin!(tokio::time::sleep(TICK.min(site.times.idle)));
+    let tick_every = TICK.min(site.times.idle).min(site.times.body);
+    let mut tick = pin!(tokio::time::sleep(tick_every));
     let mut ends = pin!(worker.shared.drain.cancelled());
     let (mut is_ending, mut served_before, mut idle_since) = (false, 0, tokio::time::Instant::now());
     loop {
@@ -251,7 +253,7 @@ where
                     is_ending = true;
                     served.as_mut().graceful_shutdown();
                 }
-                tick.as_mut().reset(now + TICK.min(site.times.idle));
+                tick.as_mut().reset(now + tick_every);
             }
         }
     }

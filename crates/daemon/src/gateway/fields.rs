@@ -67,21 +67,46 @@ fn is_end_to_end(name: &HeaderName) -> bool {
 
 /// Takes out what only we say: somebody else's word on limits is not passed on as ours.
 pub(super) fn strip_ours(headers: &mut HeaderMap) {
-    let is_ours = |name: &HeaderName| {
-        let name = name.as_str();
-        match name.as_bytes().first() {
-            Some(b'r') => name == "ratelimit" || name.starts_with("ratelimit-"),
-            Some(b'x') => {
-                name.starts_with("x-ratelimit-")
-                    || name == "x-envoy-ratelimited"
-                    || name.starts_with("x-tollgate-")
-            }
-            _ => false,
+    remove_those(headers, |name| is_ours(name.as_str()));
+}
+
+fn is_ours(name: &str) -> bool {
+    match name.as_bytes().first() {
+        Some(b'r') => name == "ratelimit" || name.starts_with("ratelimit-"),
+        Some(b'x') => {
+            name.starts_with("x-ratelimit-")
+                || name == "x-envoy-ratelimited"
+                || name.starts_with("x-tollgate-")
         }
-    };
-    if headers.keys().any(is_ours) {
-        let ours: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name)).cloned().collect();
-        for name in ours {
+        _ => false,
+    }
+}
+
+/// Takes out names that servers with variables for headers (CGI, WSGI) cannot tell from names that matter: to them
+/// `x_forwarded_for` is `x-forwarded-for`.
+pub(super) fn strip_look_alikes(headers: &mut HeaderMap, policy: &Policy) {
+    remove_those(headers, |name| {
+        name.as_str().contains('_') && {
+            let meant = name.as_str().replace('_', "-");
+            let is_address = matches!(policy.address_header(), AddressHeader::Named(name) if **name == meant);
+            is_address || HeaderName::try_from(meant).is_ok_and(|meant| matters(&meant))
+        }
+    });
+}
+
+/// Takes out of what follows a body all that is decided before it.
+pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
+    remove_those(trailers, matters);
+}
+
+fn matters(name: &HeaderName) -> bool {
+    is_ours(name.as_str()) || is_end_to_end(name) || HOP_BY_HOP.contains(name)
+}
+
+fn remove_those(headers: &mut HeaderMap, which: impl Fn(&HeaderName) -> bool) {
+    if headers.keys().any(&which) {
+        let names: Vec<HeaderName> = headers.keys().filter(|name| which(name)).cloned().collect();
+        for name in names {
             headers.remove(name);
         }
     }
@@ -203,9 +228,16 @@ pub(super) fn keep_trailers(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol that a request wants to change to, if it does.
+/// The protocol that a request wants to change to, if it does. Another HTTP is none: its requests would pass by the
+/// limiters.
 pub(super) fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
     let wanted = headers.get(header::UPGRADE)?;
+    let protocols = joined(headers, &header::UPGRADE)?.to_ascii_lowercase();
+    let is_http =
+        |name: &[u8]| [&b"h2"[..], b"h3", b"http", b"tls"].iter().any(|other| name.starts_with(other));
+    if protocols.split(|byte| *byte == b',').any(|name| is_http(name.trim_ascii())) {
+        return None;
+    }
     let connection = joined(headers, &header::CONNECTION)?;
     let names = connection.split(|byte| *byte == b',');
     names.map(<[u8]>::trim_ascii).any(|name| name.eq_ignore_ascii_case(b"upgrade")).then(|| wanted.clone())

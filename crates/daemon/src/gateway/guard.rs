@@ -26,6 +26,8 @@ pub(super) struct Guard<T> {
     reading: Reading,
     /// The beginning of a line whose end has not come yet.
     line: Vec<u8>,
+    /// Heads that have come to their end.
+    heads: u64,
     doing: Arc<Doing>,
     head_timeout: Duration,
     idle_timeout: Duration,
@@ -53,6 +55,16 @@ enum Reading {
     Spoiled,
 }
 
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    /// The next request.
+    Request,
+    /// The rest of a head.
+    Head,
+    Other,
+}
+
 /// What a head has said of its body so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Framing {
@@ -75,6 +87,7 @@ impl<T> Guard<T> {
             inner,
             reading: Reading::Start,
             line: Vec::new(),
+            heads: 0,
             doing,
             head_timeout,
             idle_timeout,
@@ -162,7 +175,10 @@ impl<T> Guard<T> {
     fn line_is(&mut self, line: &[u8]) -> Result<(), Doubtful> {
         let Some(line) = line.strip_suffix(b"\r") else { return Err(Doubtful) };
         self.reading = match self.reading {
-            Reading::Head(framing) => head_line(framing, line)?,
+            Reading::Head(framing) => {
+                self.heads += u64::from(framing.has_first_line && line.is_empty());
+                head_line(framing, line)?
+            }
             Reading::Chunk => match chunk_size(line)? {
                 0 => Reading::Trailers,
                 size => Reading::InChunk(size.checked_add(2).ok_or(Doubtful)?),
@@ -174,14 +190,26 @@ impl<T> Guard<T> {
         Ok(())
     }
 
+    /// What is waited for. Empty lines before a request are nothing.
+    fn awaited(&self) -> Awaited {
+        match self.reading {
+            Reading::Start => Awaited::Request,
+            Reading::Head(framing) if !framing.has_first_line && matches!(*self.line, [] | [b'\r']) => {
+                Awaited::Request
+            }
+            Reading::Head(_) => Awaited::Head,
+            _ => Awaited::Other,
+        }
+    }
+
     /// Whether what is waited for has not come in time.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
-        let wait = match self.reading {
-            Reading::Start if self.doing.requests.load(Ordering::Relaxed) > 0 => None,
-            Reading::Start => Some(self.idle_timeout),
-            Reading::Head(_) => Some(self.head_timeout),
+        let wait = match self.awaited() {
+            Awaited::Request if self.doing.requests.load(Ordering::Relaxed) > 0 => None,
+            Awaited::Request => Some(self.idle_timeout),
+            Awaited::Head => Some(self.head_timeout),
             // Bodies have their own.
-            _ => None,
+            Awaited::Other => None,
         };
         let Some(wait) = wait else {
             self.deadline = None;
@@ -298,7 +326,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Guard<T> {
             }
             read => ready!(read)?,
         }
-        let was_within = matches!(guard.reading, Reading::Head(_));
+        let waited_for = (guard.awaited(), guard.heads);
         let new = buffer.filled().get(before..).unwrap_or_default();
         if new.is_empty() || guard.reading == Reading::Other {
             return Poll::Ready(Ok(()));
@@ -309,7 +337,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Guard<T> {
             buffer.set_filled(before + good);
             buffer.put_slice(&[NOTHING]);
         }
-        if !(was_within && matches!(guard.reading, Reading::Head(_))) {
+        if waited_for != (guard.awaited(), guard.heads) {
             guard.deadline = None;
         }
         Poll::Ready(Ok(()))

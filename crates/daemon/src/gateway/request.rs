@@ -117,15 +117,15 @@ pub(super) async fn answer(
     track.note(|entry| entry.server = Some(lent.server().to_string()));
     track.answered(response.status());
     permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
-    let agreed = (response.status() == StatusCode::SWITCHING_PROTOCOLS)
-        .then(|| fields::upgrade_of(response.headers()));
+    let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let agreed = fields::upgrade_of(response.headers()).filter(|_| is_switch);
     fields::strip_hop_by_hop(response.headers_mut());
     add_fields(response.headers_mut(), permit.headers());
     if permit.is_degraded() {
         response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
     }
     let mut carried = Box::new(Carried { permit: Some(permit), lent: Some(lent), track, progress: None });
-    match (agreed.flatten(), client_end) {
+    match (agreed, client_end) {
         (Some(protocol), Some(client)) => {
             let headers = response.headers_mut();
             headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -137,7 +137,7 @@ pub(super) async fn answer(
             response.map(|_| AnswerBody::none())
         }
         // Nobody has asked for it.
-        (Some(_), None) => {
+        _ if is_switch => {
             carried.track.fails("the server changed its protocol, and nobody had asked it to");
             own(Problem::Unreachable, is_grpc, carried.track)
         }
@@ -214,6 +214,11 @@ fn check(parts: &http::request::Parts) -> Result<(), Problem> {
     {
         return Err(Problem::Malformed("The target of the request and its Host name different hosts."));
     }
+    let named = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
+    let mut hosts = parts.headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes).chain(named);
+    if !hosts.all(is_host) {
+        return Err(Problem::Malformed("The host of the request is no name of a host."));
+    }
     let path = parts.uri.path();
     let is_star = path == "*" && parts.method == Method::OPTIONS;
     if !path.starts_with('/') && !is_star {
@@ -229,6 +234,11 @@ fn check(parts: &http::request::Parts) -> Result<(), Problem> {
         ));
     }
     Ok(())
+}
+
+/// Whether it may be the name of a host, with or without a port. With a user before it, it is none.
+fn is_host(text: &[u8]) -> bool {
+    text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte))
 }
 
 fn is_larger(headers: &http::HeaderMap, most: Option<u64>) -> bool {
@@ -256,6 +266,7 @@ fn rewritten(
     let mut headers = parts.headers;
     fields::strip_hop_by_hop(&mut headers);
     fields::strip_ours(&mut headers);
+    fields::strip_look_alikes(&mut headers, &site.policy);
     fields::keep_trailers(&mut headers);
     // What the client waits for before it sends its body is ours to say.
     headers.remove(header::EXPECT);
