@@ -168,7 +168,7 @@ impl Output {
 }
 
 fn run(mut output: Output, waiting: &Receiver<Line>) {
-    let clock = SystemClock::default();
+    let clock = SystemClock;
     let hash = SipHasher24::new_with_key(&rand::random());
     let mut is_flushed = true;
     loop {

@@ -76,7 +76,7 @@ impl Instance {
                 bail!("the admin door at {address} wants its token: say --token, or set TOLLGATE_TOKEN");
             }
             if !status.is_success() {
-                bail!("{}", value["detail"].as_str().unwrap_or("it was refused"));
+                bail!("{}", value.get("detail").and_then(Value::as_str).unwrap_or("it was refused"));
             }
             Ok(value)
         };

@@ -11,6 +11,7 @@ use tollgate::{Failsafe, Limit, MemoryStore, OnFailure, Outcome, Store, Timestam
 use tollgate_redis::RedisStore;
 
 /// One of the stores that the binary knows.
+#[allow(clippy::large_enum_variant, reason = "there is one, and every decision goes through it")]
 pub(crate) enum AnyStore {
     /// In this process.
     Memory(MemoryStore),

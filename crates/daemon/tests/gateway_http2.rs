@@ -1,4 +1,5 @@
 //! HTTP/2 through the gateway: without TLS, by prior knowledge; and gRPC to a real server behind it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 mod common;
 
@@ -101,6 +102,31 @@ async fn refusals_of_one_stream_do_not_end_the_connection() {
 }
 
 #[tokio::test]
+async fn streams_in_progress_are_served_to_the_end() {
+    let gate = Gate::default();
+    let upstream = Upstream::hello_through(&gate);
+    let mut tollgate = gateway(OPEN, &upstream);
+    let mut sender = connect(tollgate.gateway).await;
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..10 {
+        sender.ready().await.unwrap();
+        let answer = sender.send_request(get(tollgate.gateway, "/slow"));
+        asked.spawn(async move { text(answer.await.unwrap()).await });
+    }
+    while upstream.received().len() < 10 {
+        tokio::task::yield_now().await;
+    }
+    tollgate.signal("TERM");
+    tollgate.says("ending: no more connections are taken");
+    gate.let_through(1000);
+    while let Some(answer) = asked.join_next().await {
+        assert_eq!(answer.unwrap(), "hello");
+    }
+    assert!(tollgate.ends(Duration::from_secs(20)));
+    tollgate.says("ended; every request was answered");
+}
+
+#[tokio::test]
 async fn cookies_in_pieces_are_one_line_for_http1() {
     let upstream = parrot();
     let tollgate = gateway(OPEN, &upstream);
@@ -195,6 +221,16 @@ async fn an_unreachable_grpc_server_is_unavailable() {
     let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream]);
     let mut client = client_of(&tollgate).await;
     assert_eq!(client.check(asked("shop")).await.unwrap_err().code(), tonic::Code::Unavailable);
+}
+
+#[tokio::test]
+async fn grpc_for_browsers_goes_on_over_http1() {
+    let upstream = parrot();
+    let tollgate = gateway(OPEN, &upstream);
+    for kind in ["application/grpc-web+proto", "application/grpcx"] {
+        let answer = tollgate.get("/shop.Shop/Buy", &[("content-type", kind)]);
+        assert_eq!((answer.status, answer.text().as_str()), (200, "/shop.Shop/Buy"), "{kind}");
+    }
 }
 
 #[tokio::test]

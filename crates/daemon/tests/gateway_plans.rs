@@ -1,5 +1,6 @@
 //! The four limiters of the demonstration's policy, through the gateway: who gets how much, and who goes first when there is
 //! too much of it.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 #![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
 mod common;

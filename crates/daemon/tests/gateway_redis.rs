@@ -1,4 +1,5 @@
 //! A shared store that goes away while requests come: nobody is answered worse for it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 mod common;
 

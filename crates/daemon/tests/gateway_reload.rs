@@ -1,13 +1,16 @@
 //! Another policy while the gateway is at work.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 #![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{BINARY, gateway};
 use serde_json::Value;
-use tollgate_testkit::http::Upstream;
+use tollgate_testkit::http::{Client, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
 
 fn burst(count: u32) -> String {
@@ -124,4 +127,40 @@ fn the_patience_of_the_end_is_that_of_the_last_policy() {
     wait_until("it is loaded", || reloads(&tollgate).0 > 0);
     tollgate.signal("TERM");
     assert!(tollgate.ends(Duration::from_secs(20)));
+}
+
+#[test]
+fn reloads_under_load_cost_nobody_an_answer() {
+    let upstream = Upstream::hello();
+    let policy = |number: usize| {
+        format!(
+            "gateway: {{ timeout: {}s }}\nlimiters: {{ many: {{ rate: {}/s, per: global }} }}\n",
+            30 + number,
+            100_000 + number
+        )
+    };
+    let tollgate = gateway(&policy(0), &upstream);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (is_over, to) = (Arc::clone(&is_over), tollgate.gateway);
+            std::thread::spawn(move || {
+                let mut client = Client::connect(to);
+                let mut asked = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(client.get("/", &[]).text(), "hello");
+                    asked += 1;
+                }
+                asked
+            })
+        })
+        .collect();
+    for number in 1..=20 {
+        tollgate.write_policy(&policy(number));
+        tollgate.signal("HUP");
+        wait_until("it is loaded", || reloads(&tollgate).0 >= number as u64);
+    }
+    is_over.store(true, Ordering::Relaxed);
+    assert!(callers.into_iter().all(|caller| caller.join().unwrap() > 0));
+    assert_eq!(reloads(&tollgate).1, 0);
 }

@@ -1,4 +1,5 @@
 //! TLS on both sides of the gateway: with clients, by certificates if need be, and with servers.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Connections that change their protocol, as those of WebSocket do.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 mod common;
 

@@ -126,16 +126,16 @@ async fn show_status(State(admin): State<Admin>) -> Json<Value> {
     Json(status::of(&admin.limiter, &admin.gateway).await)
 }
 
-/// The mode that is asked for: `null` is what the policy says.
-fn mode_in(body: &Value) -> Result<Option<Mode>, Response> {
-    match body.get("mode") {
-        Some(Value::Null) => Ok(None),
-        Some(Value::String(name)) if name == "policy" => Ok(None),
-        Some(Value::String(name)) if Mode::named(name).is_some() => Ok(Mode::named(name)),
-        _ => Err(problem(
-            StatusCode::BAD_REQUEST,
-            "say {\"mode\": \"enforce\"}, \"dark\", \"off\", or \"policy\" for what the policy says",
-        )),
+/// What is said to those who ask for no mode that there is.
+const MODES: &str = "say {\"mode\": \"enforce\"}, \"dark\", \"off\", or \"policy\" for what the policy says";
+
+/// The mode that is asked for: `null` is what the policy says. None if there is no such mode.
+fn mode_in(body: &Value) -> Option<Option<Mode>> {
+    match body.get("mode")? {
+        Value::Null => Some(None),
+        Value::String(name) if name == "policy" => Some(None),
+        Value::String(name) => Mode::named(name).map(Some),
+        _ => None,
     }
 }
 
@@ -144,10 +144,7 @@ fn shown(mode: Option<Mode>) -> &'static str {
 }
 
 async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
-    let mode = match mode_in(&body) {
-        Ok(mode) => mode,
-        Err(wrong) => return wrong,
-    };
+    let Some(mode) = mode_in(&body) else { return problem(StatusCode::BAD_REQUEST, MODES) };
     if !admin.limiter.switch(&name, mode) {
         let names: Vec<String> = admin.limiter.modes().iter().map(|(name, _)| name.to_string()).collect();
         let shown: String = name.chars().take(64).collect();
@@ -161,10 +158,7 @@ async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Json(body)
 }
 
 async fn switch_all(State(admin): State<Admin>, Json(body): Json<Value>) -> Response {
-    let mode = match mode_in(&body) {
-        Ok(mode) => mode,
-        Err(wrong) => return wrong,
-    };
+    let Some(mode) = mode_in(&body) else { return problem(StatusCode::BAD_REQUEST, MODES) };
     admin.limiter.switch_all(mode);
     tracing::warn!(mode = shown(mode), "all limiters switched by hand");
     Json(json!({ "mode": shown(mode) })).into_response()

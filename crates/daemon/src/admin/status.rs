@@ -28,12 +28,13 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
                 "degraded": known.stats.degraded,
             });
             if let Some(fleet) = fleets.iter().find(|fleet| fleet.name == known.name) {
-                shown["fleet"] = json!({
+                let places = json!({
                     "capacity": fleet.capacity,
                     "for_others": fleet.allocation,
                     "critical": fleet.used.critical,
                     "others": fleet.used.other,
                 });
+                add(&mut shown, "fleet", places);
             }
             if let Some(worker) = report.worker.as_ref().filter(|worker| worker.name == known.name) {
                 let shed: Value = worker
@@ -41,8 +42,9 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
                     .iter()
                     .map(|(class, ppm)| (class.to_string(), json!(*ppm as f64 / 1e4)))
                     .collect();
-                shown["utilization_percent"] = json!(worker.utilization_ppm.map(|ppm| ppm as f64 / 1e4));
-                shown["shed_percent"] = shed;
+                let utilization = worker.utilization_ppm.map(|ppm| ppm as f64 / 1e4);
+                add(&mut shown, "utilization_percent", json!(utilization));
+                add(&mut shown, "shed_percent", shed);
             }
             shown
         })
@@ -91,6 +93,12 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
             "error": report.reloads.error,
         },
     })
+}
+
+fn add(shown: &mut Value, name: &str, value: Value) {
+    if let Some(fields) = shown.as_object_mut() {
+        fields.insert(name.to_owned(), value);
+    }
 }
 
 /// The same as lines.
@@ -183,7 +191,7 @@ pub fn lines(status: &Value) -> Vec<String> {
             number(&upstream["in_flight"])
         ));
     }
-    if let Some(error) = status["reloads"]["error"].as_str() {
+    if let Some(error) = status.pointer("/reloads/error").and_then(Value::as_str) {
         lines.push(format!("  THE POLICY FILE WAS NOT LOADED, the one before it goes on:\n{error}"));
     }
     lines

@@ -254,8 +254,11 @@ fn is_larger(headers: &http::HeaderMap, most: Option<u64>) -> bool {
     length.zip(most).is_some_and(|(length, most)| length > most)
 }
 
+/// Not so gRPC-Web, which is made for HTTP/1.1.
 fn is_grpc(headers: &http::HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
 }
 
 /// The request as the server gets it: the same target to the byte, without what was for us, with what we say.
