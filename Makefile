@@ -1,10 +1,11 @@
 # `make test` is what CI runs (.ci/run). Steps go in order and stop at the first failure.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test bench bench-redis bench-admit instructions loom deny fmt \
+.PHONY: help run test bench bench-redis bench-admit bench-gateway instructions loom deny fmt \
 	setup format clippy unit docs conformance bench-check optional
 
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 VECTORS := crates/daemon/tests/vectors
 HAVE_DENY := $(CARGO) deny --version >/dev/null 2>&1
 HAVE_VALGRIND := command -v valgrind >/dev/null 2>&1
@@ -28,6 +29,11 @@ bench-redis: ## measure the Redis store against scripts of one limit each
 
 bench-admit: ## measure what a policy costs beside the bare limiters
 	$(CARGO) run --release --manifest-path bench/Cargo.toml --bin admit
+
+bench-gateway: ## measure the gateway beside nginx, HAProxy and Envoy
+	@scripts/bench-setup.sh
+	$(CARGO) build --release
+	$(CARGO) run --manifest-path bench/Cargo.toml --bin gateway -- --tollgate $(TARGET)/release/tollgate
 
 instructions: ## instructions per decision against docs/instructions.tsv
 	$(call heading, instructions per decision)

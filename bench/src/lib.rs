@@ -1,5 +1,6 @@
 //! What the benchmarks share.
 
+pub mod figures;
 pub mod keys;
 pub mod machine;
 pub mod markdown;

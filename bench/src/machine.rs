@@ -1,5 +1,6 @@
 //! What a run happened on and with: date, processor, kernel, compiler, versions of the peers.
 
+use std::path::Path;
 use std::process::Command;
 
 const LOCK_FILE: &str = include_str!("../Cargo.lock");
@@ -31,6 +32,20 @@ fn processor() -> String {
     model.map_or("unknown", |(_, name)| name).to_owned()
 }
 
+/// The version of a program, as it says itself.
+pub fn version_of(program: &Path, flag: &str) -> String {
+    let output = Command::new(program).arg(flag).output();
+    // Some say it on standard error.
+    let said = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
+    version_in(&String::from_utf8_lossy(&said)).unwrap_or("unknown").to_owned()
+}
+
+/// The first number such as 1.22.1.
+fn version_in(said: &str) -> Option<&str> {
+    let mut numbers = said.split(|c: char| !c.is_ascii_digit() && c != '.');
+    numbers.find(|number| number.split('.').filter(|part| !part.is_empty()).count() == 3)
+}
+
 fn says(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let text = output.ok().and_then(|output| String::from_utf8(output.stdout).ok());
@@ -41,4 +56,20 @@ fn locked_version(package: &str) -> &'static str {
     let entry = format!("name = \"{package}\"\nversion = \"");
     let version = LOCK_FILE.split_once(&entry).and_then(|(_, rest)| rest.split_once('"'));
     version.map_or("unknown", |(version, _)| version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_programs_say() {
+        assert_eq!(version_in("nginx version: nginx/1.22.1"), Some("1.22.1"));
+        assert_eq!(
+            version_in("HAProxy version 2.6.12-1+deb12u3 2025/10/03 - https://haproxy.org/"),
+            Some("2.6.12")
+        );
+        assert_eq!(version_in("../bin/envoy  version: 9e55/1.40.0/Clean/RELEASE/BoringSSL"), Some("1.40.0"));
+        assert_eq!(version_in("no such option"), None);
+    }
 }

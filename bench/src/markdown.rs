@@ -8,3 +8,8 @@ pub fn header(cells: &[String]) -> String {
 pub fn row(first: &str, cells: &[String]) -> String {
     format!("| {first} | {} |\n", cells.join(" | "))
 }
+
+/// Whether something is met.
+pub fn answer(is_met: bool) -> String {
+    if is_met { "yes" } else { "**no**" }.to_owned()
+}

@@ -1,9 +1,10 @@
 //! The check list: what must be reached, whether it was, and by how much.
 
-use tollgate_bench::markdown::{header, row};
+use tollgate_bench::figures::{median, range};
+use tollgate_bench::markdown::{answer, header, row};
 
 use crate::contenders::{GCRA, IN_TURN, OURS, PIPELINED, Question};
-use crate::plan::{Mode, Results, Sample, median};
+use crate::plan::{Mode, Results, Sample};
 
 const CPU_OF_THREE: f64 = 0.7;
 const CPU_OF_THREE_AIM: f64 = 0.55;
@@ -28,8 +29,7 @@ struct Check {
 impl Check {
     fn row(&self, results: &Results) -> String {
         let ratios = self.ratios(results);
-        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = ratios.iter().copied().fold(0.0, f64::max);
+        let (least, most) = range(&ratios);
         let ratio = median(ratios);
         let reached = match self.bound {
             Bound::AtLeast(bound) => ratio >= bound,
@@ -99,8 +99,4 @@ fn refused_writes_nothing(results: &Results) -> String {
     let changes: f64 = samples().map(|sample| sample.changes * sample.decisions).sum();
     let measured = format!("{changes:.0} changes in {decisions:.0} refused decisions");
     row("a refused request writes nothing", &[measured, answer(changes == 0.0)])
-}
-
-fn answer(reached: bool) -> String {
-    if reached { "yes" } else { "**no**" }.to_owned()
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
+use tollgate_bench::figures::median;
 use tollgate_testkit::RedisServer;
 
 use crate::contenders::{self, Entry, Failure, Question};
@@ -92,12 +93,6 @@ impl Results {
         let row = self.0.iter().find(|row| row.name == name && row.question == question);
         row.unwrap_or_else(|| panic!("'{name}' is a contender"))
     }
-}
-
-pub fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    let middle = figures.len() / 2;
-    if figures.len() % 2 == 1 { figures[middle] } else { f64::midpoint(figures[middle - 1], figures[middle]) }
 }
 
 /// All contenders in turn, and that again and again.

