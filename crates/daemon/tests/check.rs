@@ -223,7 +223,14 @@ fn examples() -> Vec<(String, String)> {
 #[test]
 fn every_example_is_good_without_a_warning() {
     let names: Vec<_> = examples().into_iter().map(|(name, _)| name).collect();
-    let expected = ["expensive-endpoints.yaml", "llm.yaml", "login.yaml", "public-api.yaml", "webhooks.yaml"];
+    let expected = [
+        "demo.yaml",
+        "expensive-endpoints.yaml",
+        "llm.yaml",
+        "login.yaml",
+        "public-api.yaml",
+        "webhooks.yaml",
+    ];
     assert_eq!(names, expected);
     for name in names {
         let (code, out, err) = check(&root().join("examples"), &name);
@@ -313,7 +320,20 @@ overrides:
 allow: [192.0.2.0/24, caller: sk_ops, { network: 10.1.0.0/16, caller: 5 }]
 block: []
 answers: { headers: draft-6, docs_url: 'https://example.com', retry_jitter: 20% }
-gateway: { timeout: 60s }
+gateway:
+  listen: 127.0.0.1:8080
+  upstream: http://127.0.0.1:9000
+  upstreams:
+    reports: { servers: [http://127.0.0.1:9001, http://127.0.0.1:9002], match: /reports/*, protocol: http2, workers: 50, health: { path: /healthz, every: 5s, timeout: 2s } }
+    search: { servers: http://127.0.0.1:9003, match: [GET /search], health: /healthz }
+  tls: { certificate: server.pem, key: server.key, client_ca: ca.pem }
+  proxy_protocol: yes
+  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, idle: 75s, drain: 30s }
+  max_head: 64KB
+  max_body: 10MB
+  access_log: stdout
+  log: refused
+admin: { listen: 127.0.0.1:8083 }
 ";
 
 /// Names of all fields that the schema knows.

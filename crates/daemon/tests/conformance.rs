@@ -240,8 +240,6 @@ fn the_exit_code_is_0_when_all_passes_1_when_not_and_2_when_nothing_can_be_tried
         (&["conformance"], 2, "error: the following required arguments were not provided:".to_owned()),
         (&["conformance", good, "--store", "disk"], 2, "error: \"disk\" is no address of a store".to_owned()),
         (&["conformance", good, "--fast"], 2, "error: unexpected argument '--fast' found".to_owned()),
-        (&["run"], 0, String::new()),
-        (&[], 0, String::new()),
     ] {
         let output = tollgate(arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
