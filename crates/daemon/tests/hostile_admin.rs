@@ -2,6 +2,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "tests on real sockets, which live in real time"
 )]
@@ -370,13 +371,22 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
 }
 
 #[test]
-fn a_client_of_the_door_that_says_nothing_does_not_keep_it_from_others() {
+fn clients_of_the_door_that_do_not_come_to_an_end_are_closed_in_time() {
     let upstream = Upstream::hello();
-    let tollgate = gateway(LIMITED, &upstream);
-    let mut silent: Vec<Client> = (0..200).map(|_| Client::connect(tollgate.admin)).collect();
-    for client in &mut silent {
-        client.send("GET /metrics HTTP/1.1\r\nhost: local");
+    let tollgate = gateway(&format!("{LIMITED}gateway: {{ timeouts: {{ idle: 1s, body: 1s }} }}"), &upstream);
+    let mut clients: Vec<Client> = (0..200).map(|_| Client::connect(tollgate.admin)).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        match number % 3 {
+            0 => {}
+            1 => client.send("GET /metrics HTTP/1.1\r\nhost: local"),
+            _ => client.send(
+                "POST /api/mode HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 15\r\n\r\n{",
+            ),
+        }
     }
     assert_eq!(ask(&tollgate, "GET", "/readyz", &[], b"").status, 200);
-    assert!(silent[0].is_closed(Duration::from_secs(20)));
+    for client in &mut clients {
+        assert!(client.is_closed(Duration::from_secs(20)));
+    }
+    assert_eq!(mode(&tollgate, &[]), "enforce");
 }

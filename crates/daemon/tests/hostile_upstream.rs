@@ -277,7 +277,8 @@ fn clients_that_go_away_give_their_permits_back() {
     let upstream = slow();
     let policy = "trusted_proxies: []\nlimiters: { ten: { concurrency: 10, per: global } }\n";
     let tollgate = gateway(policy, &upstream);
-    let leave: [(&str, fn(&mut Client)); 5] = [
+    type Begin = fn(&mut Client);
+    let leave: [(&str, Begin); 5] = [
         ("right after they have come", |_| ()),
         ("in the head", |client| client.send("GET /x HTTP/1.1\r\nhost")),
         ("before the answer", |client| client.send("GET /x HTTP/1.1\r\nhost: a\r\n\r\n")),

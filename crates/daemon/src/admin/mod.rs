@@ -1,6 +1,7 @@
 //! The door of those who operate a Tollgate: is it well, what does it do, and who may change that.
 
 mod access;
+mod connections;
 pub(crate) mod metrics;
 mod status;
 
@@ -90,18 +91,31 @@ impl Admin {
             .fallback(|| async {
                 problem(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/status")
             })
-            .with_state(self);
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "the admin door has ended");
-        }
+            .layer(middleware::map_response(as_it_is))
+            .with_state(self.clone());
+        connections::serve(listener, router, self.gateway).await;
     }
 }
 
 async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     match admin.access.refuses(request.method(), request.headers()) {
         Some((status, why)) => problem(status, why),
-        None => next.run(request).await,
+        None => {
+            let patience = admin.gateway.site.load().policy.gateway().timeouts.body.into();
+            let answered = tokio::time::timeout(patience, next.run(request)).await;
+            answered.unwrap_or_else(|_| {
+                problem(StatusCode::REQUEST_TIMEOUT, "the body of the request did not come in time")
+            })
+        }
     }
+}
+
+/// Browsers make nothing of an answer that it does not say it is.
+async fn as_it_is(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+    headers.entry(header::CACHE_CONTROL).or_insert(header::HeaderValue::from_static("no-store"));
+    response
 }
 
 /// Ready also while the store is away: limits then do what they were told to, and requests are served.
