@@ -143,3 +143,32 @@ fn utilization_of_upstreams_needs_the_number_of_their_workers() {
     let (policy, _) = Policy::read(&format!("{limiters}{gateway}")).unwrap();
     assert!(policy.watches_upstreams());
 }
+
+#[test]
+fn of_a_policy_that_is_of_no_use_the_doors_can_be() {
+    let text = "limiters: { a: { rat: 5/s } }\ngateway: { listen: 127.0.0.1:1, upstream: http://a:1 }\nadmin: { listen: 127.0.0.1:2 }\ntrusted_proxies: [10.0.0.0/8]";
+    assert!(Policy::read(text).is_err());
+    let policy = Policy::salvage(text).unwrap();
+    assert!(policy.limiters().is_empty() && policy.trusts("10.0.0.1".parse().unwrap()));
+    assert_eq!(policy.gateway().upstreams[0].servers[0].to_string(), "http://a:1");
+    assert_eq!(
+        (policy.gateway().listen.as_deref(), policy.admin_listen()),
+        (Some("127.0.0.1:1"), Some("127.0.0.1:2"))
+    );
+    assert_eq!(Policy::salvage("limiters: {"), None);
+    assert_eq!(Policy::salvage(""), None);
+}
+
+#[test]
+fn all_headers_that_decide_something_are_known() {
+    let text = "identify: { caller: [header: X-Tenant, cookie: c], plan: [header: x-plan] }
+trusted_proxies: [10.0.0.0/8]
+plans: { free: { rate: 5/s } }
+classes: { a: [header x-class: '*'] }
+limiters: { a: { rate: 5/s, per: [header: x-per], match: [{ not: [header x-not: a] }], cost: { header: x-cost, max: 5 } } }
+gateway: { upstreams: { u: { servers: http://a, match: [header x-route: b] } } }";
+    let (policy, _) = Policy::read(text).unwrap();
+    let mut names = policy.headers_read();
+    names.sort_unstable();
+    assert_eq!(names, ["x-class", "x-cost", "x-not", "x-per", "x-plan", "x-route", "x-tenant"]);
+}

@@ -1,9 +1,9 @@
 //! The access log: a line of JSON for every request, written by a thread of its own. Nobody waits for it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
@@ -157,8 +157,13 @@ impl Output {
             Self::Stdout(out) => out.flush(),
             Self::File { path, file } => {
                 file.flush()?;
-                // Whoever rotates logs moves the file away.
-                if !Path::new(path.as_str()).exists() {
+                // Whoever rotates logs moves the file away, and perhaps puts a new one in its place.
+                let is_same = |here: fs::Metadata| {
+                    file.get_ref()
+                        .metadata()
+                        .is_ok_and(|open| (open.dev(), open.ino()) == (here.dev(), here.ino()))
+                };
+                if !fs::metadata(path.as_str()).is_ok_and(is_same) {
                     *file = BufWriter::new(OpenOptions::new().create(true).append(true).open(path.as_str())?);
                 }
                 Ok(())

@@ -144,6 +144,22 @@ fn execute(command: Command) -> anyhow::Result<bool> {
             let whom = limiter.unwrap_or("all limiters");
             let what = if mode == "policy" { "as the policy says" } else { mode };
             writeln!(io::stdout(), "{whom}: {what}")?;
+            // What was said before about one or all of them may hold it back.
+            let status = ask(instance.status())?;
+            let differs = |known: &&serde_json::Value| {
+                limiter.is_none_or(|limiter| known["name"] == limiter)
+                    && mode != "policy"
+                    && known["mode"] != mode
+            };
+            for known in status["limiters"].as_array().into_iter().flatten().filter(differs) {
+                let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+                writeln!(
+                    io::stdout(),
+                    "  {} is {} all the same: it is the least strict of the policy, its own switch and that of all",
+                    text(&known["name"]),
+                    text(&known["mode"])
+                )?;
+            }
             Ok(true)
         }
         Command::Check { file, .. } => {

@@ -1,6 +1,7 @@
 //! `tollgate run`: opens the doors, and closes them well.
 
 use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ const USUAL_POLICY: &str = "tollgate.yaml";
 #[derive(Clone, Debug, Default)]
 struct Overruling {
     upstream: Option<Upstream>,
-    store: Option<StoreChoice>,
+    /// The address of the store; none is memory.
+    store: Option<Option<String>>,
 }
 
 impl Overruling {
@@ -35,7 +37,10 @@ impl Overruling {
             None => policy,
         };
         match &self.store {
-            Some(store) => policy.with_store(store.clone()),
+            Some(url) => {
+                let store = StoreChoice { url: url.clone(), ..policy.store().clone() };
+                policy.with_store(store)
+            }
             None => policy,
         }
     }
@@ -69,21 +74,29 @@ impl Started {
                 is_demo: false,
             }),
             // A server that does not start is worse than one that limits nothing.
-            Err(wrong) => Ok(Self {
-                policy: Policy::read("limiters: {}").context("a policy without limiters")?.0,
-                file: None,
-                path: Some(path),
-                wrong: Some(wrong),
-                is_demo: false,
-            }),
+            Err(wrong) => {
+                let nothing = || Policy::read("limiters: {}").map(|(policy, _)| policy);
+                let policy = match PolicyFile::salvage(&path) {
+                    Some(policy) => policy,
+                    None => nothing().context("a policy without limiters")?,
+                };
+                Ok(Self { policy, file: None, path: Some(path), wrong: Some(wrong), is_demo: false })
+            }
         }
     }
 }
 
 /// Runs until it is told to end.
 pub fn run(arguments: &RunArguments) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("TOLLGATE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let wanted = std::env::var("TOLLGATE_LOG").unwrap_or_else(|_| "info".to_owned());
+    // A word that is no level would be taken for the name of a module, and nothing would be told any more.
+    let is_level = |word: &str| word.contains('=') || word.parse::<tracing::Level>().is_ok() || word == "off";
+    if let Some(word) = wanted.split(',').find(|word| !is_level(word.trim())) {
+        anyhow::bail!(
+            "TOLLGATE_LOG: {word:?} is no level: there are error, warn, info, debug, trace and off"
+        );
+    }
+    let filter = tracing_subscriber::EnvFilter::new(wanted);
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
@@ -116,18 +129,13 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         "127.0.0.1:8083",
     )?;
     admin::check(&admin_door, arguments.token.as_deref())?;
-    if policy.gateway().upstreams.is_empty() && gateway_door.address.is_some() && started.wrong.is_none() {
-        anyhow::bail!(
-            "whom shall requests be passed on to? Say --upstream http://127.0.0.1:9000, or `gateway: {{ upstream: ... }}` in the policy; or close the gateway with --gateway off"
-        );
+    if gateway_door.address.is_none() && admin_door.address.is_none() {
+        anyhow::bail!("both doors are off: there is nothing to do. Open one with --gateway or --admin");
     }
-    for server in policy.gateway().upstreams.iter().flat_map(|upstream| &upstream.servers) {
-        let own = gateway_door.address.filter(|address| {
-            address.port() == server.port
-                && (server.host == address.ip().to_string() || server.host == "localhost")
-        });
-        if let Some(own) = own {
-            anyhow::bail!("{server} is the gateway itself ({own}): requests would go round for ever");
+    if let Err(problem) = check_upstreams(&policy, gateway_door.address) {
+        match &started.wrong {
+            Some(wrong) => anyhow::bail!("{wrong}\n\nand so this is not known either: {problem}"),
+            None => anyhow::bail!("{problem}"),
         }
     }
     let folder = started.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
@@ -149,7 +157,10 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         None => builder.read_policy(policy.clone()),
     };
     let limiter = builder.build()?;
-    let threads = arguments.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+    let threads = arguments
+        .threads
+        .map(usize::from)
+        .or_else(|| std::thread::available_parallelism().ok().map(usize::from));
     let gateway =
         Gateway::start(limiter.clone(), policy.clone(), tls, log, threads.unwrap_or(1).clamp(1, 1024))?;
     let shared = Arc::clone(&gateway.shared);
@@ -157,6 +168,7 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         shared: Arc::clone(&shared),
         overruling,
         store: policy.store().clone(),
+        gateway: gateway_door.address,
     });
     let watcher = started.path.as_ref().map(|path| limiter.watch_file(path)).transpose()?;
     tokio::spawn(upstreams_watch::report(Arc::downgrade(&shared)));
@@ -170,7 +182,7 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         policy: &policy,
         path: started.path.as_deref(),
         wrong: started.wrong.as_ref(),
-        is_demo: started.is_demo,
+        is_demo: started.is_demo && arguments.upstream.is_empty(),
         gateway: &gateway_door,
         admin: &admin_door,
         limiter: &limiter,
@@ -183,6 +195,17 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
             tokio::select! {
                 () = accepting.as_mut() => {}
                 () = ends.told_to_end(|| reload(&limiter, path)) => {
+                    // Whoever sends requests here is told, and has time to hear it.
+                    is_ready.end();
+                    let notice = Duration::from(shared.site.load().policy.gateway().timeouts.notice);
+                    if !notice.is_zero() {
+                        tracing::info!("ending: not ready any more; connections are taken for another {notice:?}");
+                        tokio::select! {
+                            () = accepting.as_mut() => {}
+                            () = tokio::time::sleep(notice) => {}
+                            () = ends.told_to_end(|| ()) => {}
+                        }
+                    }
                     shared.drain();
                     accepting.await;
                 }
@@ -208,6 +231,27 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether there is somebody to pass requests on to, and not the gateway itself.
+fn check_upstreams(policy: &Policy, gateway: Option<SocketAddr>) -> Result<(), String> {
+    let Some(gateway) = gateway else { return Ok(()) };
+    let servers: Vec<_> = policy.gateway().upstreams.iter().flat_map(|upstream| &upstream.servers).collect();
+    if servers.is_empty() {
+        return Err("whom shall requests be passed on to? Say --upstream http://127.0.0.1:9000, or `gateway: { upstream: ... }` in the policy; or close the gateway with --gateway off".to_owned());
+    }
+    let is_here = |host: &str| {
+        host == "localhost"
+            || host
+                .parse::<IpAddr>()
+                .is_ok_and(|ip| ip == gateway.ip() || gateway.ip().is_unspecified() && ip.is_loopback())
+    };
+    match servers.iter().find(|server| server.port == gateway.port() && is_here(&server.host)) {
+        Some(server) => {
+            Err(format!("{server} is the gateway itself ({gateway}): requests would go round for ever"))
+        }
+        None => Ok(()),
+    }
+}
+
 async fn overruling(arguments: &RunArguments, is_demo: bool) -> anyhow::Result<Overruling> {
     let mut servers = settings::upstreams(&arguments.upstream)?;
     if is_demo && servers.is_empty() {
@@ -215,11 +259,8 @@ async fn overruling(arguments: &RunArguments, is_demo: bool) -> anyhow::Result<O
         servers = settings::upstreams(&[format!("http://{address}")])?;
     }
     let upstream = (!servers.is_empty()).then(|| Upstream::of("default", servers));
-    let store = arguments.store.as_deref().map(|url| StoreChoice {
-        url: Some(url.to_owned()).filter(|url| url != "memory"),
-        ..StoreChoice::default()
-    });
-    if let Some(url) = store.as_ref().and_then(|store| store.url.as_deref()) {
+    let store = arguments.store.clone().map(|url| Some(url).filter(|url| url != "memory"));
+    if let Some(Some(url)) = &store {
         tollgate_redis::RedisStore::check_address(url).context("--store")?;
     }
     Ok(Overruling { upstream, store })
@@ -246,6 +287,7 @@ struct Follower {
     shared: Arc<gateway::Shared>,
     overruling: Overruling,
     store: StoreChoice,
+    gateway: Option<SocketAddr>,
 }
 
 impl Companion for Follower {
@@ -253,6 +295,14 @@ impl Companion for Follower {
         let policy = self.overruling.apply(policy.clone());
         if *policy.store() != self.store {
             return Err("`store` has changed: states cannot be moved while they are used. Start again to use another store".to_owned());
+        }
+        check_upstreams(&policy, self.gateway)?;
+        let before = self.shared.site.load();
+        let moves = |one: Option<&str>, other: Option<&str>| one != other;
+        if moves(policy.gateway().listen.as_deref(), before.policy.gateway().listen.as_deref())
+            || moves(policy.admin_listen(), before.policy.admin_listen())
+        {
+            tracing::warn!("`listen` has changed: doors move only with a new start");
         }
         let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, folder)).transpose();
         let tls = tls.map_err(|error| error.to_string())?;

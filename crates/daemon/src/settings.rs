@@ -29,8 +29,8 @@ pub struct RunArguments {
     #[arg(long, env = "TOLLGATE_STORE", value_name = "URL", hide_env_values = true)]
     pub store: Option<String>,
     /// Threads that serve requests [default: as many as there are processors]
-    #[arg(long, env = "TOLLGATE_THREADS", value_name = "N")]
-    pub threads: Option<usize>,
+    #[arg(long, env = "TOLLGATE_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
     /// The access log: `stdout`, a file, or `off`, in place of the policy's
     #[arg(long, env = "TOLLGATE_ACCESS_LOG", value_name = "WHERE")]
     pub access_log: Option<String>,

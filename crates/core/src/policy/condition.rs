@@ -151,6 +151,12 @@ impl Condition {
             && self.not.iter().all(|not| other.not.iter().any(|other| other.covers(not)))
     }
 
+    /// Names of headers that are looked at.
+    pub(crate) fn headers_read<'c>(&'c self, names: &mut Vec<&'c str>) {
+        names.extend(self.headers.iter().map(|(name, _)| name.as_str()));
+        self.not.iter().for_each(|not| not.headers_read(names));
+    }
+
     /// Whether nothing can ever be like this.
     pub(crate) fn is_impossible(&self) -> bool {
         let positive = Self { not: Vec::new(), ..self.clone() };

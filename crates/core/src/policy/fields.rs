@@ -378,6 +378,11 @@ pub(crate) static TIMEOUTS: &[Field] = &[
     field("answer", "For the head of an answer, and for more of it: 60s unless said otherwise.", Time),
     field("idle", "For the next request on a connection: 75s unless said otherwise.", Time),
     field(
+        "notice",
+        "For load balancers to hear that it is not ready any more, before no more connections are taken: 0s unless said otherwise.",
+        Time,
+    ),
+    field(
         "drain",
         "For requests in progress when the gateway is told to end: 30s unless said otherwise.",
         Time,

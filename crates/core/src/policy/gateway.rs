@@ -120,6 +120,8 @@ pub struct Timeouts {
     pub answer: Nanos,
     /// For the next request on a connection.
     pub idle: Nanos,
+    /// For those who send requests here to hear that it is not ready any more, before no more connections are taken.
+    pub notice: Nanos,
     /// For requests in progress when the gateway is told to end.
     pub drain: Nanos,
 }
@@ -127,7 +129,7 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Self {
         let [head, body, connect, answer, idle, drain] = [10, 30, 3, 60, 75, 30].map(Nanos::from_secs);
-        Self { head, body, connect, answer, idle, drain }
+        Self { head, body, connect, answer, idle, notice: Nanos::ZERO, drain }
     }
 }
 

@@ -349,6 +349,40 @@ impl Policy {
         PolicyDraft::default()
     }
 
+    /// What can be used of a text that is of no use as a policy: the doors, the servers behind them, the store, and whose word
+    /// is taken. It limits nothing. None if there is nothing to be read in it.
+    pub fn salvage(text: &str) -> Option<Self> {
+        read::salvage(text)
+    }
+
+    /// Names of all headers of requests that decide who is calling, what kind of request it is, and what it costs.
+    pub fn headers_read(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for source in self.identify.caller.iter().map(|(source, _)| source).chain(&self.identify.plan) {
+            if let identify::Source::Header(name) = source {
+                names.push(name);
+            }
+        }
+        names.extend(self.jwt.as_ref().and_then(|jwt| jwt.header.as_deref()));
+        let conditions = self.classes.iter().flat_map(|class| &class.conditions);
+        let conditions = conditions.chain(self.limiters.iter().flat_map(|limiter| &limiter.matches));
+        for condition in
+            conditions.chain(self.gateway.upstreams.iter().flat_map(|upstream| &upstream.matches))
+        {
+            condition.headers_read(&mut names);
+        }
+        for limiter in &self.limiters {
+            names.extend(limiter.per.iter().filter_map(|part| match part {
+                Part::Header(name) => Some(name.as_str()),
+                _ => None,
+            }));
+            if let Cost::Header { name, .. } = &limiter.cost {
+                names.push(name);
+            }
+        }
+        names
+    }
+
     /// Bytes that a file may have. Larger ones are not looked at.
     pub const LARGEST: usize = document::LARGEST;
 

@@ -13,13 +13,10 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::time::{Instant, Sleep};
-use tollgate::Permit;
 
-use super::doing::{Progress, Streaming};
+use super::doing::{Held, Progress, Streaming};
 use super::fields;
-use super::pool::Lent;
 use super::track::Track;
-use crate::store::AnyStore;
 
 /// A client that sends less than so many bytes a second is not slow but hostile.
 const SLOWEST: u64 = 500;
@@ -240,9 +237,8 @@ enum Kind {
 
 /// What lasts as long as an answer.
 pub(super) struct Carried {
-    pub(super) permit: Option<Permit<AnyStore>>,
-    /// The connection that the answer comes from.
-    pub(super) lent: Option<Lent>,
+    /// Once there is more than one piece, it is with `progress`.
+    pub(super) held: Held,
     pub(super) track: Track,
     /// Since when the client has not taken what is there for it, once there is more than one piece.
     pub(super) progress: Option<Streaming>,
@@ -250,7 +246,7 @@ pub(super) struct Carried {
 
 impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
-        let carried = Carried { permit: None, lent: None, track, progress: None };
+        let carried = Carried { held: Held::default(), track, progress: None };
         Self { kind: Kind::Text(text), carried: Some(Box::new(carried)) }
     }
 
@@ -271,9 +267,13 @@ impl AnswerBody {
     /// Lets go of everything; the connection can be used again if the answer came to its end.
     fn end(&mut self, is_whole: bool) {
         let Some(mut carried) = self.carried.take() else { return };
-        drop(carried.permit.take());
+        let mut held = std::mem::take(&mut carried.held);
+        if let Some(streaming) = &carried.progress {
+            held = streaming.take();
+        }
+        drop(held.permit.take());
         carried.track.ended(is_whole);
-        if let (true, Some(lent)) = (is_whole, carried.lent.take()) {
+        if let (true, Some(lent)) = (is_whole, held.lent.take()) {
             lent.back();
         }
     }
@@ -325,7 +325,8 @@ impl Body for AnswerBody {
                 if let Some(carried) = &mut this.carried {
                     carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
                     if !is_last && carried.progress.is_none() {
-                        carried.progress = Some(Progress::streaming(carried.track.doing()));
+                        let held = std::mem::take(&mut carried.held);
+                        carried.progress = Some(Progress::streaming(carried.track.doing(), held));
                     }
                 }
                 if is_last {

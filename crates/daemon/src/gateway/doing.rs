@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use tollgate::Permit;
+
+use super::pool::Lent;
+use crate::store::AnyStore;
 
 /// What one connection is doing, as its requests tell.
-#[derive(Debug)]
 pub(super) struct Doing {
     /// Requests in progress.
     pub(super) requests: AtomicU32,
@@ -33,21 +36,33 @@ impl Default for Doing {
     }
 }
 
-/// Since when a client does not take what is there for it: milliseconds from the beginning of the connection, and one.
-/// 0: it is being waited for the server.
-#[derive(Debug, Default)]
-pub(super) struct Progress(AtomicU64);
+/// How an answer that comes in many pieces goes on.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Since when a client does not take what is there for it: milliseconds from the beginning of the connection, and one.
+    /// 0: it is being waited for the server.
+    since: AtomicU64,
+    /// What is held for the request meanwhile.
+    held: Mutex<Held>,
+}
+
+/// What is held for a request until its answer has ended.
+#[derive(Default)]
+pub(super) struct Held {
+    pub(super) permit: Option<Permit<AnyStore>>,
+    /// The connection that the answer comes from.
+    pub(super) lent: Option<Lent>,
+}
 
 /// An answer that comes in many pieces, for as long as it does.
-#[derive(Debug)]
 pub(super) struct Streaming {
     progress: Arc<Progress>,
     doing: Arc<Doing>,
 }
 
 impl Progress {
-    pub(super) fn streaming(doing: &Arc<Doing>) -> Streaming {
-        let progress = Arc::<Self>::default();
+    pub(super) fn streaming(doing: &Arc<Doing>, held: Held) -> Streaming {
+        let progress = Arc::new(Self { since: AtomicU64::new(0), held: Mutex::new(held) });
         doing.streaming.lock().push(Arc::clone(&progress));
         let streaming = Streaming { progress, doing: Arc::clone(doing) };
         streaming.is_waiting_for_client();
@@ -57,12 +72,19 @@ impl Progress {
 
 impl Streaming {
     pub(super) fn is_waiting_for_server(&self) {
-        self.progress.0.store(0, Ordering::Relaxed);
+        self.progress.since.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn is_waiting_for_client(&self) {
         let since = u64::try_from(self.doing.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
-        self.progress.0.store(since + 1, Ordering::Relaxed);
+        self.progress.since.store(since + 1, Ordering::Relaxed);
+    }
+}
+
+impl Streaming {
+    /// What is still held.
+    pub(super) fn take(&self) -> Held {
+        std::mem::take(&mut *self.progress.held.lock())
     }
 }
 
@@ -77,12 +99,22 @@ impl Doing {
         self.requests.load(Ordering::Acquire) == 0
     }
 
-    /// Whether a client has not taken for so long what is there for it.
+    /// Lets go of what is held for answers that a client has not taken for so long: its permits, and connections to servers.
+    /// Other answers on the connection go on. True if there are none.
     pub(super) fn is_stuck(&self, patience: Duration) -> bool {
         let now = self.begun.elapsed();
-        self.streaming.lock().iter().any(|progress| match progress.0.load(Ordering::Relaxed) {
+        let stuck = |progress: &&Arc<Progress>| match progress.since.load(Ordering::Relaxed) {
             0 => false,
             since => now.saturating_sub(Duration::from_millis(since - 1)) > patience,
-        })
+        };
+        let streaming = self.streaming.lock();
+        let held: Vec<Held> = streaming
+            .iter()
+            .filter(stuck)
+            .map(|progress| std::mem::take(&mut *progress.held.lock()))
+            .collect();
+        let all = self.requests.load(Ordering::Acquire) as usize;
+        drop(streaming);
+        !held.is_empty() && held.len() >= all
     }
 }

@@ -1,5 +1,6 @@
 //! Fields of requests and answers on their way through: what is for us alone stays here, what we say is ours to say.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
@@ -22,18 +23,20 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
             | "transfer-encoding"
             | "upgrade"
             | "proxy-authenticate"
+            | "proxy-authorization"
     )
 }
 
-/// Takes out what is for one connection, also what `Connection` names. What matters to others it cannot name away.
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+/// Takes out what is for one connection, also what `Connection` names. What matters to others it cannot name away, nor what
+/// was decisive here.
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, decisive: &HashSet<HeaderName>) {
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = headers
             .get_all(header::CONNECTION)
             .iter()
             .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
             .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
-            .filter(|name| !is_end_to_end(name))
+            .filter(|name| !is_end_to_end(name) && !decisive.contains(name))
             .collect();
         for name in named {
             headers.remove(name);
@@ -60,15 +63,20 @@ fn is_end_to_end(name: &HeaderName) -> bool {
                 | "retry-after"
                 | "via"
                 | "te"
-                | "x-api-key"
         )
 }
 
 /// Takes out what only we say, what looks like it, and what a peer that is not trusted says of whom it speaks for.
-pub(super) fn strip_words(headers: &mut HeaderMap, policy: &Policy, is_trusted: bool) {
+pub(super) fn strip_words(
+    headers: &mut HeaderMap,
+    policy: &Policy,
+    decisive: &HashSet<HeaderName>,
+    is_trusted: bool,
+) {
     remove_those(headers, |name| {
         is_ours(name.as_str())
-            || is_look_alike(name, policy)
+            || *name == "proxy"
+            || is_look_alike(name, policy, decisive)
             || !is_trusted && is_word_of_proxies(name, policy)
     });
 }
@@ -83,6 +91,13 @@ fn is_word_of_proxies(name: &HeaderName, policy: &Policy) -> bool {
             | "x-forwarded-port"
             | "x-forwarded-prefix"
             | "x-forwarded-server"
+            | "x-forwarded-ssl"
+            | "x-forwarded-scheme"
+            | "x-forwarded"
+            | "front-end-https"
+            | "true-client-ip"
+            | "x-client-ip"
+            | "x-cluster-client-ip"
             | "x-original-url"
             | "x-rewrite-url"
     );
@@ -103,11 +118,12 @@ fn is_ours(name: &str) -> bool {
 
 /// Names that servers with variables for headers (CGI, WSGI) cannot tell from names that matter: to them
 /// `x_forwarded_for` is `x-forwarded-for`.
-fn is_look_alike(name: &HeaderName, policy: &Policy) -> bool {
+fn is_look_alike(name: &HeaderName, policy: &Policy, decisive: &HashSet<HeaderName>) -> bool {
     name.as_str().contains('_') && {
         let meant = name.as_str().replace('_', "-");
         let is_address = matches!(policy.address_header(), AddressHeader::Named(name) if **name == meant);
-        is_address || HeaderName::try_from(meant).is_ok_and(|meant| matters(&meant))
+        is_address
+            || HeaderName::try_from(meant).is_ok_and(|meant| matters(&meant) || decisive.contains(&meant))
     }
 }
 
@@ -267,7 +283,8 @@ mod tests {
     #[test]
     fn what_matters_to_others_cannot_be_named_away() {
         let mut headers = map(&[
-            ("connection", "close, X-Forwarded-For, x-mine, ratelimit, Authorization"),
+            ("connection", "close, X-Forwarded-For, x-mine, ratelimit, Authorization, x-tenant"),
+            ("x-tenant", "1"),
             ("x-forwarded-for", "1.1.1.1"),
             ("x-mine", "1"),
             ("ratelimit", "1"),
@@ -276,10 +293,10 @@ mod tests {
             ("upgrade", "h2c"),
             ("transfer-encoding", "chunked"),
         ]);
-        strip_hop_by_hop(&mut headers);
+        strip_hop_by_hop(&mut headers, &HashSet::from([HeaderName::from_static("x-tenant")]));
         let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["authorization", "ratelimit", "x-forwarded-for"]);
+        assert_eq!(names, ["authorization", "ratelimit", "x-forwarded-for", "x-tenant"]);
     }
 
     #[test]
@@ -293,7 +310,7 @@ mod tests {
             ("range", "1"),
             ("x-api-key", "1"),
         ]);
-        strip_words(&mut headers, &Policy::read("limiters: {}").unwrap().0, true);
+        strip_words(&mut headers, &Policy::read("limiters: {}").unwrap().0, &HashSet::new(), true);
         assert_eq!(headers.len(), 2);
     }
 
@@ -303,7 +320,7 @@ mod tests {
         let peer_value = &address_value(peer);
         let is_trusted = policy.trusts(peer);
         let host = "api.example.com";
-        strip_words(headers, &policy, is_trusted);
+        strip_words(headers, &policy, &HashSet::new(), is_trusted);
         forward(headers, &Origin { peer, peer_value, is_trusted, client: peer, is_tls: true, host });
     }
 

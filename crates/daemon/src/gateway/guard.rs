@@ -245,6 +245,10 @@ fn head_line(mut framing: Framing, line: &[u8]) -> Result<Reading, Doubtful> {
         // Empty lines before a request do no harm.
         framing.has_first_line = !line.is_empty();
         framing.is_http_1_0 = line.ends_with(b"HTTP/1.0");
+        // A fragment is for clients: some cut it off, and others do not.
+        if memchr(b'#', line).is_some() {
+            return Err(Doubtful);
+        }
         return Ok(if line.is_empty() { Reading::Start } else { Reading::Head(framing) });
     }
     match line.first() {
@@ -408,6 +412,7 @@ mod tests {
     #[test]
     fn requests_that_could_be_read_differently_are_not() {
         for text in [
+            "GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n",
             "GET / HTTP/1.1\nHost: a\n\n",
             "GET / HTTP/1.1\r\nHost: a\n\r\n",
             "GET / HTTP/1.1\r\nHost: a\r\n\n",

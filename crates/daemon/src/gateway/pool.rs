@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Method, Request, Response, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -178,7 +178,8 @@ impl Server {
         Self {
             address: address.clone(),
             protocol,
-            shelves: (0..workers).map(|_| Shelf::default()).collect(),
+            // One for each worker, and one for who looks after it.
+            shelves: (0..=workers).map(|_| Shelf::default()).collect(),
             tls,
             prefers_http2: AtomicBool::new(false),
             unreachable: Mutex::new(None),
@@ -201,8 +202,8 @@ impl Server {
         self.is_ill.swap(!is_well, Ordering::Relaxed) == is_well
     }
 
-    fn reached(&self, is_reached: bool) {
-        match (is_reached, self.is_unreachable.load(Ordering::Relaxed)) {
+    fn reached(&self, error: Option<&io::Error>) {
+        match (error.is_none(), self.is_unreachable.load(Ordering::Relaxed)) {
             (true, false) => {}
             (true, true) => {
                 self.is_unreachable.store(false, Ordering::Relaxed);
@@ -212,7 +213,8 @@ impl Server {
                 *self.unreachable.lock() = Some(Instant::now());
                 self.is_unreachable.store(true, Ordering::Relaxed);
                 if !was_unreachable {
-                    tracing::warn!(server = %self.address, "the server cannot be reached");
+                    let why = error.map(ToString::to_string).unwrap_or_default();
+                    tracing::warn!(server = %self.address, "the server cannot be reached: {why}");
                 }
             }
         }
@@ -253,7 +255,7 @@ impl Server {
         let connected = connected.await.unwrap_or_else(|_| {
             Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {patience:?}")))
         });
-        self.reached(connected.is_ok());
+        self.reached(connected.as_ref().err());
         connected
     }
 }
@@ -369,14 +371,22 @@ type Answered = (Response<Incoming>, Option<http1::SendRequest<AskedBody>>);
 
 impl Server {
     async fn pass_http1(&self, mut request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
-        name_host_in_field(&mut request);
+        name_host_in_field(&mut request, &self.address);
         while let Some(mut sender) = self.idle(manner) {
             let copy = repeatable(&request);
             match sender.try_send_request(request).await {
                 Ok(response) => return Ok((response, Some(sender))),
-                Err(mut error) => match error.take_message().or(copy) {
+                Err(mut error) => match error.take_message() {
                     Some(again) => request = again,
-                    None => return Err((Failed::Broken(error.into_error().to_string()), None)),
+                    None => {
+                        let error = error.into_error();
+                        // One more try, on a connection that is certainly new; none if there was an answer of some kind.
+                        let Some(again) = copy.filter(|_| !error.is_parse()) else {
+                            return Err((Failed::Broken(told(&error)), None));
+                        };
+                        request = again;
+                        break;
+                    }
                 },
             }
         }
@@ -404,7 +414,7 @@ impl Server {
         mut request: Request<AskedBody>,
         manner: Manner,
     ) -> Result<Answered, Again> {
-        name_host_in_field(&mut request);
+        name_host_in_field(&mut request, &self.address);
         let mut sender = match http1_of(stream, manner.is_upgrade).await {
             Ok(sender) => sender,
             Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
@@ -483,6 +493,22 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Asks for a path as requests do, and says what the status is.
+    pub(super) async fn status_of(&self, path: &str, patience: Duration) -> Option<StatusCode> {
+        let mut request = Request::new(AskedBody::Empty);
+        *request.uri_mut() = path.parse().ok()?;
+        request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static("tollgate-health"));
+        let worker = self.shelves.len().checked_sub(1)?;
+        let manner = Manner { worker, is_grpc: false, is_upgrade: false, connect_timeout: patience };
+        let answered = match self.speaks_http2(false) {
+            true => self.pass_http2(request, manner).await,
+            false => self.pass_http1(request, manner).await,
+        };
+        answered.ok().map(|(response, _)| response.status())
+    }
+}
+
 /// HTTP/2 names the host in its target, and has no field for it.
 fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Server) {
     let mut target = std::mem::take(request.uri_mut()).into_parts();
@@ -498,8 +524,14 @@ fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Serve
 }
 
 /// HTTP/1 names it in a field. A request that was tried over HTTP/2 before has none.
-fn name_host_in_field(request: &mut Request<AskedBody>) {
+/// Where nobody has named one, it is the server's own.
+fn name_host_in_field(request: &mut Request<AskedBody>, address: &policy::Server) {
     if request.uri().authority().is_none() {
+        if !request.headers().contains_key(header::HOST)
+            && let Some(host) = host_value(address)
+        {
+            request.headers_mut().insert(header::HOST, host);
+        }
         return;
     }
     let target = std::mem::take(request.uri_mut()).into_parts();
@@ -533,7 +565,7 @@ fn repeatable(request: &Request<AskedBody>) -> Option<Request<AskedBody>> {
 }
 
 /// What a server is called in `Host`, where a request has named none.
-pub(super) fn host_value(address: &policy::Server) -> Option<HeaderValue> {
+fn host_value(address: &policy::Server) -> Option<HeaderValue> {
     let shown = address.to_string();
     HeaderValue::from_str(shown.split_once("://")?.1).ok()
 }

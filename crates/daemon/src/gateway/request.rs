@@ -18,6 +18,7 @@ use tollgate::{Facts, Permit};
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, Carried, Sending, Trouble};
 use super::connection::Connection;
+use super::doing::Held;
 use super::fields::{self, Origin};
 use super::pool::{Failed, Manner};
 use super::problem::Problem;
@@ -61,6 +62,8 @@ pub(super) async fn answer(
             track.note(|entry| {
                 entry.verdict = "refused";
                 entry.limiter = Some(refusal.limiter().to_owned());
+                entry.class = refusal.class().map(Arc::from);
+                entry.plan = refusal.plan().map(Arc::from);
             });
             return text(refused(&refusal, &parts.headers, parts.uri.path()).map(Bytes::from), track);
         }
@@ -126,12 +129,19 @@ pub(super) async fn answer(
     permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     let agreed = fields::upgrade_of(response.headers()).filter(|_| is_switch);
-    fields::strip_hop_by_hop(response.headers_mut());
+    if response.headers().contains_key(header::TRANSFER_ENCODING) {
+        // Where both are there, the length is not the one that was read by.
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    // Whatever the server speaks, this is what we do.
+    *response.version_mut() = Version::HTTP_11;
+    fields::strip_hop_by_hop(response.headers_mut(), &site.decisive);
     add_fields(response.headers_mut(), permit.headers());
     if permit.is_degraded() {
         response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
     }
-    let mut carried = Box::new(Carried { permit: Some(permit), lent: Some(lent), track, progress: None });
+    let mut carried =
+        Box::new(Carried { held: Held { permit: Some(permit), lent: Some(lent) }, track, progress: None });
     match (agreed, client_end) {
         (Some(protocol), Some(client)) => {
             let headers = response.headers_mut();
@@ -271,8 +281,8 @@ fn rewritten(
     is_http1: bool,
 ) -> Request<AskedBody> {
     let mut headers = parts.headers;
-    fields::strip_hop_by_hop(&mut headers);
-    fields::strip_words(&mut headers, &site.policy, origin.is_trusted);
+    fields::strip_hop_by_hop(&mut headers, &site.decisive);
+    fields::strip_words(&mut headers, &site.policy, &site.decisive, origin.is_trusted);
     fields::keep_trailers(&mut headers);
     // What the client waits for before it sends its body is ours to say.
     headers.remove(header::EXPECT);

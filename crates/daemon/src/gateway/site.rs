@@ -1,8 +1,10 @@
 //! What the gateway does with requests at this moment: the policy at work, and whom requests are passed on to.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderName;
 use tokio_util::sync::CancellationToken;
 use tollgate_core::Nanos;
 use tollgate_core::policy::{Policy, Timeouts};
@@ -21,6 +23,8 @@ pub(crate) struct Watch {
 pub(crate) struct Site {
     pub(crate) policy: Policy,
     pub(crate) upstreams: Vec<Upstream>,
+    /// Headers by which it is decided who is calling and what it costs: nobody may have them read differently behind us.
+    pub(super) decisive: HashSet<HeaderName>,
     pub(super) times: Times,
     pub(super) max_body: Option<u64>,
     pub(super) max_head: usize,
@@ -61,7 +65,9 @@ impl Site {
                 .and_then(|before| before.upstreams.iter().find(|other| other.policy.name == upstream.name));
             Upstream::new(upstream, workers, same, tls)
         });
+        let decisive = policy.headers_read().into_iter().filter_map(|name| HeaderName::try_from(name).ok());
         Self {
+            decisive: decisive.collect(),
             upstreams: upstreams.collect(),
             times: Times::new(&gateway.timeouts),
             max_body: gateway.sizes.body,

@@ -49,6 +49,11 @@ impl PolicyFile {
         Ok(Self { policy, warnings, tried })
     }
 
+    /// What can be used of a file that is of no use as a policy; see [`Policy::salvage`].
+    pub fn salvage(path: impl AsRef<Path>) -> Option<Policy> {
+        Policy::salvage(&contents(path.as_ref(), LARGEST).and_then(text).ok()?)
+    }
+
     /// The policy.
     pub fn policy(&self) -> &Policy {
         &self.policy

@@ -107,7 +107,7 @@ impl Reader<'_> {
         }
         let mut time = |name: &str, into: &mut Nanos| {
             let parse = |text: &str| match (name, quantity::duration(text)?) {
-                ("drain", time) => Ok(time),
+                ("drain" | "notice", time) => Ok(time),
                 (_, time) if time.as_u64() > 0 => Ok(time),
                 _ => Err("nothing can be done in no time at all".to_owned()),
             };
@@ -119,6 +119,7 @@ impl Reader<'_> {
         time("connect", &mut timeouts.connect);
         time("answer", &mut timeouts.answer);
         time("idle", &mut timeouts.idle);
+        time("notice", &mut timeouts.notice);
         time("drain", &mut timeouts.drain);
         timeouts
     }

@@ -78,6 +78,20 @@ pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Pol
 /// What is right where callers are not known by their addresses.
 const KNOWN_BY_IP: &str = "add `ip` to `caller` in `identify`";
 
+/// What can be used of a text that is of no use as a policy.
+pub(super) fn salvage(text: &str) -> Option<Policy> {
+    let mut reader = Reader { mistakes: Mistakes::new(text), surroundings: &Anywhere };
+    let read = reader.policy(&document::parse(text).ok()??)?;
+    let (nothing, _) = policy("limiters: {}", &Anywhere).ok()?;
+    Some(Policy {
+        store: read.store,
+        address: read.address,
+        gateway: read.gateway,
+        admin_listen: read.admin_listen,
+        ..nothing
+    })
+}
+
 /// Limiters, classes, or patterns of a table, of one policy.
 const MOST: usize = 1000;
 
