@@ -1410,3 +1410,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_condition_that_says_nothing_is_none() {
+    for text in [
+        "limiters: { a: { rate: 1/s, match: [{}] } }",
+        "limiters: { a: { rate: 1/s, match: [{ not: [{}] }] } }",
+        "classes: { critical: [{}] }\nlimiters: {}",
+    ] {
+        let wrong = Policy::read(text).unwrap_err().to_string();
+        assert!(wrong.contains("says nothing"), "{text}: {wrong}");
+    }
+}

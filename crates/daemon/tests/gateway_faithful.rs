@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use common::{BINARY, OPEN};
 use tollgate_testkit::http::{Gate, Upstream};
-use tollgate_testkit::http2::{Http2, headers, request};
+use tollgate_testkit::http2::{Frame, Http2, headers, kind, request};
 use tollgate_testkit::{Tollgate, wait_until};
 
 fn gateway(policy: &str, upstream: &Upstream) -> Tollgate {
@@ -124,6 +124,8 @@ fn an_answer_that_nobody_takes_lets_go_of_its_permit_and_leaves_others_on_its_co
     let mut client = Http2::connect(tollgate.gateway);
     assert!(client.send(&headers(1, &request("GET", "/large"), true)));
     wait_until("the large one is being answered", || upstream.received().len() == 1);
+    // There is room on the connection, but not for this answer.
+    assert!(client.send(&Frame::new(kind::WINDOW_UPDATE, 0, 0, [0, 0x10, 0, 0])));
     assert!(client.send(&headers(3, &request("GET", "/patient"), true)));
     wait_until("the other one waits", || upstream.received().len() == 2);
     tollgate.comes_to("tollgate_requests_in_flight", 1.0);

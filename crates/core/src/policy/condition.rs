@@ -72,11 +72,13 @@ impl Glob {
             None => return false,
         }
         for part in middle {
+            // Two stars are one.
+            if part.is_empty() {
+                continue;
+            }
             // The first that fits leaves the most for what follows.
-            let Some(at) =
-                rest.windows(part.len().max(1)).position(|some| part.is_empty() || some == part.as_bytes())
-            else {
-                return part.is_empty() && rest.ends_with(last.as_bytes());
+            let Some(at) = rest.windows(part.len()).position(|some| some == part.as_bytes()) else {
+                return false;
             };
             rest = rest.get(at + part.len()..).unwrap_or_default();
         }
@@ -198,6 +200,10 @@ mod tests {
             ("*b*", "ac", false),
             ("exact", "exact", true),
             ("exact", "exactly", false),
+            ("a**b*", "a", false),
+            ("a**b*", "ab", true),
+            ("**", "", true),
+            ("a**", "a", true),
             ("a*b*b", "ab", false),
             ("a*b*b", "abb", true),
         ] {

@@ -90,7 +90,12 @@ impl Reader<'_> {
 
     fn condition_map(&mut self, node: &Node, names: Names<'_>) -> Option<Condition> {
         let mut condition = Condition::default();
-        for (key, value) in self.entries(node, "a condition")? {
+        let entries = self.entries(node, "a condition")?;
+        if entries.is_empty() {
+            let help = "write `*` for every request, or leave it out";
+            self.error_with(node.place, "this condition says nothing", help);
+        }
+        for (key, value) in entries {
             if matches!(value.value, Value::Null) {
                 self.error_with(
                     key.place,
