@@ -146,19 +146,17 @@ fn execute(command: Command) -> anyhow::Result<bool> {
             writeln!(io::stdout(), "{whom}: {what}")?;
             // What was said before about one or all of them may hold it back.
             let status = ask(instance.status())?;
-            let differs = |known: &&serde_json::Value| {
-                limiter.is_none_or(|limiter| known["name"] == limiter)
-                    && mode != "policy"
-                    && known["mode"] != mode
+            let field = |known: &serde_json::Value, name: &str| {
+                known.get(name).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
             };
-            for known in status["limiters"].as_array().into_iter().flatten().filter(differs) {
-                let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-                writeln!(
-                    io::stdout(),
-                    "  {} is {} all the same: it is the least strict of the policy, its own switch and that of all",
-                    text(&known["name"]),
-                    text(&known["mode"])
-                )?;
+            let limiters = status.get("limiters").and_then(serde_json::Value::as_array);
+            for known in limiters.into_iter().flatten() {
+                let (name, holds) = (field(known, "name"), field(known, "mode"));
+                let is_meant = limiter.is_none_or(|limiter| limiter == name) && mode != "policy";
+                if is_meant && holds != mode {
+                    let why = "it is the least strict of the policy, its own switch and that of all";
+                    writeln!(io::stdout(), "  {name} is {holds} all the same: {why}")?;
+                }
             }
             Ok(true)
         }
