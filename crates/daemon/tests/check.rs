@@ -328,7 +328,7 @@ gateway:
     search: { servers: http://127.0.0.1:9003, match: [GET /search], health: /healthz }
   tls: { certificate: server.pem, key: server.key, client_ca: ca.pem }
   proxy_protocol: yes
-  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, idle: 75s, drain: 30s }
+  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, idle: 75s, notice: 5s, drain: 30s }
   max_head: 64KB
   max_body: 10MB
   access_log: stdout
