@@ -19,11 +19,11 @@ pub struct Settings {
 
 impl Settings {
     pub fn rounds(&self) -> usize {
-        if self.is_quick { 1 } else { 7 }
+        if self.is_quick { 1 } else { 5 }
     }
 
     pub fn seconds(&self) -> u64 {
-        if self.is_quick { 3 } else { 10 }
+        if self.is_quick { 3 } else { 6 }
     }
 }
 
