@@ -17,7 +17,7 @@ pub(crate) async fn report(shared: Weak<Shared>) {
             continue;
         }
         let busy = site.upstreams.iter().filter_map(|upstream| {
-            let workers = upstream.policy.workers? * upstream.servers.len() as u64;
+            let workers = upstream.policy.workers?.saturating_mul(upstream.servers.len() as u64);
             let in_flight = upstream.in_flight.load(Ordering::Relaxed);
             Some(in_flight.saturating_mul(1_000_000) / workers.max(1))
         });
