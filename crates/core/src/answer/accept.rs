@@ -21,7 +21,8 @@ impl Kind {
     /// What an `Accept` header asks for. A type that is named goes before one that a wildcard covers as well, if both
     /// are as welcome. A caller that takes none of these gets a problem: it has one anyway.
     pub(super) fn wanted(accept: Option<&[u8]>) -> Self {
-        let ranges = accept.and_then(|accept| std::str::from_utf8(accept).ok()).unwrap_or_default();
+        let Some(accept) = accept.filter(|accept| *accept != b"*/*") else { return Self::Problem };
+        let ranges = std::str::from_utf8(accept).unwrap_or_default();
         let mut best = (Self::Problem, (0, 0));
         for (kind, main, sub) in KINDS {
             let (specific, quality) = welcome(ranges, main, sub);

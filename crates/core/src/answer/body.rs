@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::accept::Kind;
 use super::headers::integer;
-use super::write::{push_json, push_number};
+use super::write::{push_escaped, push_json, push_number};
 use crate::decision::{Reason, Refused, Unit};
 use crate::time::Nanos;
 
@@ -20,7 +20,10 @@ pub(super) fn build(
     docs: Option<&str>,
 ) -> (&'static str, String) {
     let kind = Kind::wanted(accept);
-    let end = instance.char_indices().nth(LONGEST_INSTANCE).map_or(instance.len(), |(at, _)| at);
+    let end = match instance.len() <= LONGEST_INSTANCE {
+        true => instance.len(),
+        false => instance.char_indices().nth(LONGEST_INSTANCE).map_or(instance.len(), |(at, _)| at),
+    };
     let instance = instance.get(..end).unwrap_or_default();
     let body = match kind {
         Kind::Problem | Kind::Json => json(refused, wait, instance, docs),
@@ -33,47 +36,55 @@ pub(super) fn build(
 /// Which limiter it was, what the limit is, and when to come back.
 pub(super) fn detail(refused: &Refused, wait: Option<u64>) -> String {
     let mut detail = String::with_capacity(128);
-    let is_own = matches!(refused.reason, Reason::Rate | Reason::Concurrency);
-    let name = || format!("\"{}\"", refused.limiter);
-    match refused.reason {
-        _ if is_own && wait.is_none() => {
-            detail.push_str("The request costs more than the ");
-            push_limit(&mut detail, refused);
-            detail.push_str(" can ever give, and will never pass as it is.");
-        }
-        Reason::Rate | Reason::Concurrency => {
-            detail.push_str("The ");
-            push_limit(&mut detail, refused);
-            detail.push_str(" is exceeded.");
-        }
-        Reason::Fleet => {
-            let name = name();
-            detail = format!("The service is busy, and {name} keeps what is left for critical requests.");
-        }
-        Reason::Worker => {
-            let name = name();
-            detail = format!("The server is overloaded, and {name} turns requests of this kind away.");
-        }
-        Reason::StoreAway => {
-            let name = name();
-            detail = format!("The limit {name} cannot be checked now, and nothing may pass it unchecked.");
-        }
-        Reason::Blocked => detail = format!("The caller is blocked by {}.", name()),
-    }
-    if let Some(wait) = wait {
-        detail.push_str(" Try again in ");
-        push_number(&mut detail, wait);
-        detail.push_str(" s.");
-    }
+    push_detail(&mut detail, refused, wait, |text, name| {
+        text.push('"');
+        text.push_str(name);
+        text.push('"');
+    });
     detail
 }
 
+/// Appends the same, with names as `quoted` writes them.
+fn push_detail(text: &mut String, refused: &Refused, wait: Option<u64>, quoted: fn(&mut String, &str)) {
+    let mut around = |before: &str, behind: &str| {
+        text.push_str(before);
+        quoted(text, &refused.limiter);
+        text.push_str(behind);
+    };
+    match refused.reason {
+        Reason::Rate | Reason::Concurrency if wait.is_none() => {
+            text.push_str("The request costs more than the ");
+            push_limit(text, refused, quoted);
+            text.push_str(" can ever give, and will never pass as it is.");
+        }
+        Reason::Rate | Reason::Concurrency => {
+            text.push_str("The ");
+            push_limit(text, refused, quoted);
+            text.push_str(" is exceeded.");
+        }
+        Reason::Fleet => {
+            around("The service is busy, and ", " keeps what is left for critical requests.");
+        }
+        Reason::Worker => {
+            around("The server is overloaded, and ", " turns requests of this kind away.");
+        }
+        Reason::StoreAway => {
+            around("The limit ", " cannot be checked now, and nothing may pass it unchecked.");
+        }
+        Reason::Blocked => around("The caller is blocked by ", "."),
+    }
+    if let Some(wait) = wait {
+        text.push_str(" Try again in ");
+        push_number(text, wait);
+        text.push_str(" s.");
+    }
+}
+
 /// `limit "request-rate" of 50 requests per 1 s`.
-fn push_limit(text: &mut String, refused: &Refused) {
+fn push_limit(text: &mut String, refused: &Refused, quoted: fn(&mut String, &str)) {
     let first = refused.exceeded.first();
-    text.push_str("limit \"");
-    text.push_str(first.map_or(&refused.limiter, |standing| &standing.name));
-    text.push('"');
+    text.push_str("limit ");
+    quoted(text, first.map_or(&refused.limiter, |standing| &standing.name));
     let Some(standing) = first else { return };
     text.push_str(" of ");
     let quota = integer(standing.quota);
@@ -106,9 +117,7 @@ fn push_spaced(text: &mut String, duration: Nanos) {
 /// RFC 9457, with the problem types of the RateLimit draft.
 fn json(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>) -> String {
     let first = refused.exceeded.first();
-    let mut body = String::with_capacity(512);
-    body.push_str("{\"type\":");
-    push_json(&mut body, kind_of_problem(refused.reason));
+    let mut body = String::with_capacity(768);
     let text = |body: &mut String, name: &str, value: &str| {
         body.push_str(name);
         push_json(body, value);
@@ -119,9 +128,25 @@ fn json(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>
             push_number(body, value);
         }
     };
-    text(&mut body, ",\"title\":", title(refused.reason));
-    number(&mut body, ",\"status\":", Some(refused.reason.status().into()));
-    text(&mut body, ",\"detail\":", &detail(refused, wait));
+    // What we have written ourselves has nothing in it that JSON would want otherwise.
+    for plain in [
+        "{\"type\":\"",
+        kind_of_problem(refused.reason),
+        "\",\"title\":\"",
+        title(refused.reason),
+        "\",\"status\":",
+    ] {
+        body.push_str(plain);
+    }
+    push_number(&mut body, refused.reason.status().into());
+    body.push_str(",\"detail\":\"");
+    // As a string of JSON has it, so that it need not be written twice.
+    push_detail(&mut body, refused, wait, |text, name| {
+        text.push_str("\\\"");
+        push_escaped(text, name);
+        text.push_str("\\\"");
+    });
+    body.push('"');
     text(&mut body, ",\"instance\":", instance);
     body.push_str(",\"violated-policies\":[");
     for (at, standing) in refused.exceeded.iter().enumerate() {
@@ -129,7 +154,9 @@ fn json(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>
     }
     body.push(']');
     text(&mut body, ",\"limiter\":", &refused.limiter);
-    text(&mut body, ",\"reason\":", refused.reason.name());
+    for plain in [",\"reason\":\"", refused.reason.name(), "\""] {
+        body.push_str(plain);
+    }
     number(&mut body, ",\"limit\":", first.map(|standing| integer(standing.quota)));
     number(&mut body, ",\"remaining\":", first.map(|standing| integer(standing.remaining)));
     number(&mut body, ",\"retry-after\":", wait);

@@ -145,7 +145,7 @@ fn policies<'a>(
     mut list: String,
     standings: impl Iterator<Item = &'a Standing>,
 ) -> String {
-    list.reserve(64);
+    list.reserve(128);
     for standing in standings {
         if !list.is_empty() {
             list.push_str(", ");

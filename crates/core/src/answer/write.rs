@@ -1,5 +1,7 @@
 //! Text that is written for every request: without the detours that `format!` takes.
 
+use std::fmt::Write as _;
+
 /// Appends a number.
 pub(super) fn push_number(text: &mut String, number: u64) {
     let mut digits = [0; 20];
@@ -14,7 +16,9 @@ pub(super) fn push_number(text: &mut String, number: u64) {
             break;
         }
     }
-    text.push_str(std::str::from_utf8(digits.get(at..).unwrap_or_default()).unwrap_or_default());
+    for digit in digits.iter().skip(at) {
+        text.push(char::from(*digit));
+    }
 }
 
 /// A number as text.
@@ -24,10 +28,26 @@ pub(super) fn number(number: u64) -> String {
     text
 }
 
+/// Bytes that stand for themselves wherever we write them. One look at each is what it takes to find the others.
+#[allow(clippy::indexing_slicing, reason = "it is the compiler that would panic")]
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = b' ';
+    while byte <= b'~' {
+        plain[byte as usize] = byte != b'"' && byte != b'\\';
+        byte += 1;
+    }
+    plain
+};
+
+fn is_plain(byte: u8) -> bool {
+    PLAIN.get(usize::from(byte)).copied().unwrap_or(false)
+}
+
 /// Appends a String of RFC 9651, which knows printable ASCII and nothing else.
 pub(super) fn push_quoted(text: &mut String, content: &str) {
     text.push('"');
-    if content.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
+    if content.bytes().all(is_plain) {
         text.push_str(content);
     } else {
         for c in content.chars() {
@@ -43,12 +63,27 @@ pub(super) fn push_quoted(text: &mut String, content: &str) {
 
 /// Appends a string of JSON.
 pub(super) fn push_json(text: &mut String, content: &str) {
-    if content.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
-        text.push('"');
-        text.push_str(content);
-        text.push('"');
-    } else {
-        text.push_str(&serde_json::to_string(content).unwrap_or_else(|_| "\"\"".to_owned()));
+    text.push('"');
+    push_escaped(text, content);
+    text.push('"');
+}
+
+/// Appends what is between the quotes of a string of JSON.
+pub(super) fn push_escaped(text: &mut String, content: &str) {
+    if content.bytes().all(is_plain) {
+        return text.push_str(content);
+    }
+    for c in content.chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            '\0'..='\x1f' => {
+                let _ = write!(text, "\\u{:04x}", u32::from(c));
+            }
+            _ => text.push(c),
+        }
     }
 }
 

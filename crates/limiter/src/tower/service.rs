@@ -103,7 +103,13 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
         }
     }
     for (name, value) in ours {
-        let Ok(value) = HeaderValue::try_from(value) else { continue };
+        let value = match (name, value.as_str()) {
+            ("cache-control", "no-store") => HeaderValue::from_static("no-store"),
+            _ => match HeaderValue::try_from(value) {
+                Ok(value) => value,
+                Err(_) => continue,
+            },
+        };
         let (name, is_list) = match name {
             "ratelimit" => (RATELIMIT, true),
             "ratelimit-policy" => (RATELIMIT_POLICY, true),
