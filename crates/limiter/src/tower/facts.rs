@@ -58,7 +58,13 @@ pub struct InMap<'m>(pub &'m HeaderMap);
 
 impl Headers for InMap<'_> {
     fn each<'h>(&'h self, name: &str, each: &mut dyn FnMut(&'h [u8])) {
-        self.0.get_all(name).iter().for_each(|value| each(value.as_bytes()));
+        // Few names are sooner compared than one is hashed.
+        const FEW: usize = 16;
+        if self.0.keys_len() > FEW {
+            return self.0.get_all(name).iter().for_each(|value| each(value.as_bytes()));
+        }
+        let named = self.0.iter().filter(|(other, _)| other.as_str().eq_ignore_ascii_case(name));
+        named.for_each(|(_, value)| each(value.as_bytes()));
     }
 }
 
