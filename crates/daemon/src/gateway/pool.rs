@@ -19,6 +19,7 @@ use tokio_rustls::TlsConnector;
 use tollgate_core::policy::{self, Protocol};
 
 use super::body::AskedBody;
+use super::stream::Plain;
 
 /// Connections that nobody has used for so long are closed: most servers close theirs after a minute.
 const FORGOTTEN: Duration = Duration::from_secs(50);
@@ -241,7 +242,7 @@ impl Server {
                         "its name is none that TLS knows",
                     ));
                 }
-                None => Stream::Plain(tcp),
+                None => Stream::Plain(Plain::new(tcp)),
                 Some(tls) if manner.is_upgrade => {
                     Stream::Tls(Box::new(tls.http1_connector.connect(tls.name.clone(), tcp).await?))
                 }
@@ -262,7 +263,7 @@ impl Server {
 
 /// A connection with a server.
 enum Stream {
-    Plain(TcpStream),
+    Plain(Plain<TcpStream>),
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 

@@ -1,4 +1,4 @@
-//! A connection whose first bytes have been read already.
+//! Connections as they are, but for how they are read at first, and how they are written to.
 
 use std::io;
 use std::pin::Pin;
@@ -55,6 +55,46 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
     }
 }
 
+/// A connection that is read as it is.
+pub(super) struct Plain<T> {
+    inner: T,
+}
+
+impl<T> Plain<T> {
+    pub(super) fn new(inner: T) -> Self {
+        Self { inner }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Plain<T> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_read(context, buffer)
+    }
+}
+
+/// Writes pieces: as one where they are small, which is less work for the kernel than to gather them.
+pub(super) fn write_pieces<T: AsyncWrite + Unpin>(
+    stream: &mut T,
+    context: &mut Context<'_>,
+    pieces: &[io::IoSlice<'_>],
+) -> Poll<io::Result<usize>> {
+    const SMALL: usize = 4 << 10;
+    if let [piece] = pieces {
+        return Pin::new(stream).poll_write(context, piece);
+    }
+    let size: usize = pieces.iter().map(|piece| piece.len()).sum();
+    if size > SMALL {
+        return Pin::new(stream).poll_write_vectored(context, pieces);
+    }
+    let mut whole = Vec::with_capacity(size);
+    pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+    Pin::new(stream).poll_write(context, &whole)
+}
+
 /// What is written goes through as it is.
 macro_rules! writes_through {
     ($stream:ident) => {
@@ -70,9 +110,9 @@ macro_rules! writes_through {
             fn poll_write_vectored(
                 self: Pin<&mut Self>,
                 context: &mut Context<'_>,
-                slices: &[io::IoSlice<'_>],
+                pieces: &[io::IoSlice<'_>],
             ) -> Poll<io::Result<usize>> {
-                Pin::new(&mut self.get_mut().inner).poll_write_vectored(context, slices)
+                $crate::gateway::stream::write_pieces(&mut self.get_mut().inner, context, pieces)
             }
 
             fn is_write_vectored(&self) -> bool {
@@ -92,4 +132,5 @@ macro_rules! writes_through {
 
 pub(super) use writes_through;
 
+writes_through!(Plain);
 writes_through!(Rewound);
