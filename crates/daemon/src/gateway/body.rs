@@ -226,13 +226,10 @@ pub(super) struct AnswerBody {
 }
 
 enum Kind {
-    Text(Bytes),
+    /// Of our own, and what becomes of its request.
+    Text(Bytes, Option<Track>),
     /// From the server, and how long is waited for more of it.
-    Passed {
-        body: Incoming,
-        patience: Duration,
-        timer: Option<Pin<Box<Sleep>>>,
-    },
+    Passed { body: Incoming, patience: Duration, timer: Option<Pin<Box<Sleep>>> },
 }
 
 /// What lasts as long as an answer.
@@ -246,13 +243,12 @@ pub(super) struct Carried {
 
 impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
-        let carried = Carried { held: Held::default(), track, progress: None };
-        Self { kind: Kind::Text(text), carried: Some(Box::new(carried)) }
+        Self { kind: Kind::Text(text, Some(track)), carried: None }
     }
 
     /// Nothing at all, behind which the connection goes on in another way.
     pub(super) fn none() -> Self {
-        Self { kind: Kind::Text(Bytes::new()), carried: None }
+        Self { kind: Kind::Text(Bytes::new(), None), carried: None }
     }
 
     pub(super) fn passed(body: Incoming, patience: Duration, carried: Box<Carried>) -> Self {
@@ -266,15 +262,21 @@ impl AnswerBody {
 
     /// Lets go of everything; the connection can be used again if the answer came to its end.
     fn end(&mut self, is_whole: bool) {
+        if let Kind::Text(_, track) = &mut self.kind
+            && let Some(mut track) = track.take()
+        {
+            track.ended(is_whole, Instant::now());
+        }
         let Some(mut carried) = self.carried.take() else { return };
         let mut held = std::mem::take(&mut carried.held);
         if let Some(streaming) = &carried.progress {
             held = streaming.take();
         }
         drop(held.permit.take());
-        carried.track.ended(is_whole);
+        let now = Instant::now();
+        carried.track.ended(is_whole, now);
         if let (true, Some(lent)) = (is_whole, held.lent.take()) {
-            lent.back();
+            lent.back(now);
         }
     }
 }
@@ -289,10 +291,10 @@ impl Body for AnswerBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let this = self.get_mut();
         let (body, patience, timer) = match &mut this.kind {
-            Kind::Text(text) => {
+            Kind::Text(text, track) => {
                 let text = std::mem::take(text);
-                if let Some(carried) = &mut this.carried {
-                    carried.track.sent(text.len());
+                if let Some(track) = track {
+                    track.sent(text.len());
                 }
                 this.end(true);
                 return Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))));
@@ -348,14 +350,14 @@ impl Body for AnswerBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Text(text) => text.is_empty(),
+            Kind::Text(text, _) => text.is_empty(),
             Kind::Passed { body, .. } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Text(text) => SizeHint::with_exact(text.len() as u64),
+            Kind::Text(text, _) => SizeHint::with_exact(text.len() as u64),
             Kind::Passed { body, .. } => body.size_hint(),
         }
     }

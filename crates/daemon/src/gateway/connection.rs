@@ -1,8 +1,7 @@
 //! One connection with a client, from its first byte to its last.
 
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,7 +21,7 @@ use super::doing::Doing;
 use super::fields;
 use super::guard::Guard;
 use super::proxy_protocol::{self, Header};
-use super::request;
+use super::request::{self, Answering};
 use super::stream::Rewound;
 use super::{MOMENT, Worker};
 
@@ -152,11 +151,10 @@ struct Edge {
 impl Service<Request<Incoming>> for Edge {
     type Response = Response<AnswerBody>;
     type Error = std::convert::Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    type Future = Answering;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (worker, connection) = (Arc::clone(&self.worker), Arc::clone(&self.connection));
-        Box::pin(async move { Ok(request::answer(worker, connection, request).await) })
+    fn call(&self, request: Request<Incoming>) -> Answering {
+        request::answer(&self.worker, &self.connection, request)
     }
 }
 

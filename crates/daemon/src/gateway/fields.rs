@@ -27,10 +27,35 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
+/// Takes out of a request what is for us alone.
+pub(super) fn strip_asked(headers: &mut HeaderMap, decisive: &HashSet<HeaderName>) {
+    let is_for_us = |name: &HeaderName| is_hop_by_hop(name) || *name == header::TE || *name == header::EXPECT;
+    // One look at all of them costs less than to ask for each that most requests have not.
+    if headers.keys().any(is_for_us) {
+        strip_hop_by_hop(headers, decisive);
+        keep_trailers(headers);
+        // What the client waits for before it sends its body is ours to say.
+        headers.remove(header::EXPECT);
+    }
+}
+
+/// Takes out of an answer what is for us alone.
+pub(super) fn strip_answer(headers: &mut HeaderMap, decisive: &HashSet<HeaderName>) {
+    if headers.keys().any(is_hop_by_hop) {
+        if headers.contains_key(header::TRANSFER_ENCODING) {
+            // Where both are there, the length is not the one that was read by.
+            headers.remove(header::CONTENT_LENGTH);
+        }
+        strip_hop_by_hop(headers, decisive);
+    }
+}
+
 /// Takes out what is for one connection, also what `Connection` names. What matters to others it cannot name away, nor what
 /// was decisive here.
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, decisive: &HashSet<HeaderName>) {
-    if headers.contains_key(header::CONNECTION) {
+fn strip_hop_by_hop(headers: &mut HeaderMap, decisive: &HashSet<HeaderName>) {
+    let mut connection = headers.get_all(header::CONNECTION).iter().map(HeaderValue::as_bytes);
+    // The word that is said most names nothing that does not go anyway.
+    if !connection.all(|named| named.eq_ignore_ascii_case(b"keep-alive")) {
         let named: Vec<HeaderName> = headers
             .get_all(header::CONNECTION)
             .iter()
@@ -137,11 +162,12 @@ fn matters(name: &HeaderName) -> bool {
 }
 
 fn remove_those(headers: &mut HeaderMap, which: impl Fn(&HeaderName) -> bool) {
-    if headers.keys().any(&which) {
-        let names: Vec<HeaderName> = headers.keys().filter(|name| which(name)).cloned().collect();
-        for name in names {
-            headers.remove(name);
-        }
+    let Some(first) = headers.keys().find(|name| which(name)).cloned() else { return };
+    headers.remove(first);
+    // There is hardly ever another.
+    let others: Vec<HeaderName> = headers.keys().filter(|name| which(name)).cloned().collect();
+    for name in others {
+        headers.remove(name);
     }
 }
 
@@ -156,17 +182,17 @@ pub(super) struct Origin<'o> {
     /// The client, as far as is known.
     pub(super) client: IpAddr,
     pub(super) is_tls: bool,
-    pub(super) host: &'o str,
 }
 
-/// Says on whose behalf the request is made. What a peer says of itself is passed on only if it is trusted.
+/// Says on whose behalf the request is made, to the host that its field names. What a peer says of itself is passed on only
+/// if it is trusted.
 pub(super) fn forward(headers: &mut HeaderMap, origin: &Origin<'_>) {
     let peer = origin.peer_value.clone();
     let proto = HeaderValue::from_static(if origin.is_tls { "https" } else { "http" });
     if !origin.is_trusted {
         headers.insert(X_FORWARDED_FOR, peer);
         headers.insert(X_FORWARDED_PROTO, proto);
-        set_host(headers, origin.host);
+        set_host(headers);
     } else {
         match joined(headers, &X_FORWARDED_FOR) {
             Some(before) => {
@@ -182,10 +208,10 @@ pub(super) fn forward(headers: &mut HeaderMap, origin: &Origin<'_>) {
             headers.insert(X_FORWARDED_PROTO, proto);
         }
         if !headers.contains_key(X_FORWARDED_HOST) {
-            set_host(headers, origin.host);
+            set_host(headers);
         }
         if headers.contains_key(header::FORWARDED)
-            && let Ok(element) = HeaderValue::from_str(&forwarded(origin))
+            && let Ok(element) = HeaderValue::from_str(&forwarded(headers, origin))
         {
             headers.append(header::FORWARDED, element);
         }
@@ -196,10 +222,11 @@ pub(super) fn forward(headers: &mut HeaderMap, origin: &Origin<'_>) {
     headers.append(header::VIA, HeaderValue::from_static("1.1 tollgate"));
 }
 
-fn set_host(headers: &mut HeaderMap, host: &str) {
-    match HeaderValue::from_str(host) {
-        Ok(host) if !host.is_empty() => drop(headers.insert(X_FORWARDED_HOST, host)),
-        _ => drop(headers.remove(X_FORWARDED_HOST)),
+fn set_host(headers: &mut HeaderMap) {
+    // Shares what the field has, which is neither copied nor checked again.
+    match headers.get(header::HOST).filter(|host| !host.is_empty()).cloned() {
+        Some(host) => drop(headers.insert(X_FORWARDED_HOST, host)),
+        None => drop(headers.remove(X_FORWARDED_HOST)),
     }
 }
 
@@ -211,15 +238,15 @@ pub(super) fn address_value(address: IpAddr) -> HeaderValue {
 }
 
 /// An element of `Forwarded`.
-fn forwarded(origin: &Origin<'_>) -> String {
+fn forwarded(headers: &HeaderMap, origin: &Origin<'_>) -> String {
     let proto = if origin.is_tls { "https" } else { "http" };
     let node = match origin.peer.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => format!("\"[{address}]\""),
     };
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-_:[]".contains(c);
-    match origin.host {
-        host if !host.is_empty() && host.chars().all(is_plain) => {
+    match headers.get(header::HOST).and_then(|host| host.to_str().ok()) {
+        Some(host) if !host.is_empty() && host.chars().all(is_plain) => {
             format!("for={node};host=\"{host}\";proto={proto}")
         }
         _ => format!("for={node};proto={proto}"),
@@ -243,7 +270,7 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// Of `TE` only `trailers` is passed on: the codings are for one connection.
-pub(super) fn keep_trailers(headers: &mut HeaderMap) {
+fn keep_trailers(headers: &mut HeaderMap) {
     if let Some(te) = joined(headers, &header::TE) {
         let asks =
             te.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(b"trailers"));
@@ -319,9 +346,9 @@ mod tests {
         let peer = peer.parse().unwrap();
         let peer_value = &address_value(peer);
         let is_trusted = policy.trusts(peer);
-        let host = "api.example.com";
+        headers.insert(header::HOST, HeaderValue::from_static("api.example.com"));
         strip_words(headers, &policy, &HashSet::new(), is_trusted);
-        forward(headers, &Origin { peer, peer_value, is_trusted, client: peer, is_tls: true, host });
+        forward(headers, &Origin { peer, peer_value, is_trusted, client: peer, is_tls: true });
     }
 
     #[test]

@@ -120,11 +120,10 @@ impl Lent {
     }
 
     /// It can be used again.
-    pub(super) fn back(mut self) {
+    pub(super) fn back(mut self, since: Instant) {
         if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed())
             && let Some(shelf) = self.server.shelves.get(self.worker)
         {
-            let since = Instant::now();
             let mut idle = shelf.http1.lock();
             // What lies at the bottom has not been used since there was less to do.
             if idle.first().is_some_and(|oldest| since - oldest.since > FORGOTTEN) {
@@ -328,6 +327,7 @@ pub(super) struct Manner {
     pub(super) is_grpc: bool,
     pub(super) is_upgrade: bool,
     pub(super) connect_timeout: Duration,
+    pub(super) now: Instant,
 }
 
 impl Upstream {
@@ -343,7 +343,7 @@ impl Upstream {
             let Some(server) = self.pick(tried) else { break };
             let mut lent = Lent::new(server, self, manner.worker);
             let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
-                true => server.pass_http2(request, manner).await,
+                true => Box::pin(server.pass_http2(request, manner)).await,
                 false => server.pass_http1(request, manner).await,
             };
             match passed {
@@ -391,6 +391,12 @@ impl Server {
                 },
             }
         }
+        // On the heap: what connects is large, and hardly ever needed.
+        Box::pin(self.pass_anew(request, manner)).await
+    }
+
+    /// Passes a request on over a new connection.
+    async fn pass_anew(&self, request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
         let stream = match self.connect(manner).await {
             Ok(stream) => stream,
             Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
@@ -437,7 +443,7 @@ impl Server {
         let mut idle = self.shelves.get(manner.worker)?.http1.lock();
         loop {
             let Idle { sender, since } = idle.pop()?;
-            if since.elapsed() > FORGOTTEN {
+            if manner.now.saturating_duration_since(since) > FORGOTTEN {
                 // All below are older.
                 idle.clear();
                 return None;
@@ -501,7 +507,8 @@ impl Server {
         *request.uri_mut() = path.parse().ok()?;
         request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static("tollgate-health"));
         let worker = self.shelves.len().checked_sub(1)?;
-        let manner = Manner { worker, is_grpc: false, is_upgrade: false, connect_timeout: patience };
+        let now = Instant::now();
+        let manner = Manner { worker, is_grpc: false, is_upgrade: false, connect_timeout: patience, now };
         let answered = match self.speaks_http2(false) {
             true => self.pass_http2(request, manner).await,
             false => self.pass_http1(request, manner).await,

@@ -1,19 +1,25 @@
 //! The whole path of a request through the gateway, on one screen.
 
+use std::convert::Infallible;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use arc_swap::Guard;
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body;
 use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use memchr::memchr2;
 use tokio::time::{Instant, timeout_at};
 use tollgate::tower::{InMap, add_fields, refused};
-use tollgate::{Facts, Permit};
+use tollgate::{Facts, Permit, Refusal};
 
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, Carried, Sending, Trouble};
@@ -27,138 +33,253 @@ use super::track::Track;
 use super::tunnel::{self, Ends};
 use crate::store::AnyStore;
 
-/// Answers a request: by the service behind the gateway, or in its place.
-pub(super) async fn answer(
-    worker: Arc<Worker>,
-    connection: Arc<Connection>,
+/// The answer to a request: made at once, or on its way.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "refusals are the smaller for it, and each connection has room for one"
+)]
+pub(super) enum Answering {
+    /// With the body of the request: once nobody wants that any more, hyper closes connections whose clients have yet to send it.
+    Now(Option<(Response<AnswerBody>, Incoming)>),
+    Later(Pin<Box<dyn Future<Output = Response<AnswerBody>> + Send>>),
+}
+
+impl Future for Answering {
+    type Output = Result<Response<AnswerBody>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Now(answer) => answer.take().map_or(Poll::Pending, |(answer, _)| Poll::Ready(Ok(answer))),
+            Self::Later(answer) => answer.as_mut().poll(context).map(Ok),
+        }
+    }
+}
+
+/// Answers a request: by the service behind the gateway, or in its place. Nothing that is only needed to pass it on is made
+/// before it may pass.
+pub(super) fn answer(
+    worker: &Arc<Worker>,
+    connection: &Arc<Connection>,
     request: Request<Incoming>,
-) -> Response<AnswerBody> {
+) -> Answering {
     let shared = &worker.shared;
     let mut track = Track::begin(&shared.watch, &connection.doing);
     // One policy for the whole request, whatever is loaded meanwhile.
-    let site = shared.site.load_full();
-    let (parts, body) = request.into_parts();
-    let host = host_of(&parts).to_owned();
-    let headers = InMap(&parts.headers);
-    let facts = Facts {
-        method: parts.method.as_str(),
-        path: parts.uri.path(),
-        query: parts.uri.query().unwrap_or_default(),
-        host: &host,
-        peer: Some(connection.peer.ip()),
-        tls_client: connection.tls_client.as_deref(),
-        headers: &headers,
-        ..Facts::default()
-    };
+    let site = shared.site.load();
+    let headers = InMap(request.headers());
+    let facts = facts_of(request.method(), request.uri(), &headers, connection);
     let client = site.policy.client_address(&facts).unwrap_or_else(|| connection.peer.ip());
     track.asked(facts.method, facts.path, Some(client));
-    let is_grpc = is_grpc(&parts.headers);
-    if let Err(problem) = check(&parts) {
-        return own(problem, is_grpc, track);
+    if let Err(problem) = check(&request) {
+        let answer = own(problem, is_grpc(request.headers()), track);
+        return Answering::Now(Some((answer, request.into_body())));
     }
-    let permit = match shared.limiter.admit(&facts).await {
-        Ok(permit) => permit,
-        Err(refusal) => {
-            track.note(|entry| {
-                entry.verdict = "refused";
-                entry.limiter = Some(refusal.limiter().to_owned());
-                entry.class = refusal.class().map(Arc::from);
-                entry.plan = refusal.plan().map(Arc::from);
-            });
-            return text(refused(&refusal, &parts.headers, parts.uri.path()).map(Bytes::from), track);
-        }
-    };
-    note_decision(&mut track, &permit);
-    let delay = permit.delay();
-    if !delay.is_zero() {
-        tokio::time::sleep(delay).await;
+    let admitted = shared.limiter.admit_at_once(&facts);
+    if let Some(Err(refusal)) = &admitted {
+        let answer = refuse(refusal, &request, track);
+        return Answering::Now(Some((answer, request.into_body())));
     }
-    let Some(upstream) = site.policy.upstream_of(&facts).and_then(|at| site.upstreams.get(at)) else {
-        // Where there is none at all, that is not the client's mistake.
-        let is_ours = site.upstreams.is_empty();
-        return own(if is_ours { Problem::Unreachable } else { Problem::NoUpstream }, is_grpc, track);
-    };
-    track.note(|entry| entry.upstream = Some(Arc::clone(&upstream.policy.name)));
-    if is_larger(&parts.headers, site.max_body) {
-        return own(Problem::TooLarge, is_grpc, track);
-    }
-    let upgrade = fields::upgrade_of(&parts.headers).filter(|_| parts.version == Version::HTTP_11);
-    let manner = Manner {
-        worker: worker.number,
-        is_grpc,
-        is_upgrade: upgrade.is_some(),
-        connect_timeout: site.times.connect,
-    };
-    let is_http1 = parts.version < Version::HTTP_2;
-    let mut request = Request::from_parts(parts, body);
-    let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
-    let (parts, body) = request.into_parts();
-    let (body, sending) = AskedBody::new(body, site.max_body, site.times.body);
-    let origin = Origin {
-        peer: connection.peer.ip(),
-        peer_value: &connection.peer_value,
-        is_trusted: site.policy.trusts(connection.peer.ip()),
+    let upstream = site.policy.upstream_of(&facts);
+    let since = track.begun();
+    let asked = Asked {
+        worker: Arc::clone(worker),
+        connection: Arc::clone(connection),
+        site: Guard::into_inner(site),
         client,
-        is_tls: connection.is_tls,
-        host: &host,
+        request,
+        track,
     };
-    let request = rewritten(parts, body, &site, &origin, upgrade.as_ref(), is_http1);
-    let passed = match in_time(site.times.answer, sending.as_deref(), upstream.pass(request, manner)).await {
-        Some(Ok(passed)) => Ok(passed),
-        Some(Err(failed)) => Err(match sending.as_ref().map_or(Trouble::None, |sending| sending.trouble()) {
-            Trouble::TooLarge => Problem::TooLarge,
-            Trouble::Slow => Problem::Slow,
-            Trouble::Gone => Problem::Malformed("The body of the request broke off."),
-            Trouble::None => {
-                let (Failed::Unreachable(why) | Failed::Broken(why)) = &failed;
-                track.fails(why);
-                Problem::Unreachable
+    match admitted {
+        Some(Ok(permit)) => match asked.passes(permit, upstream, since) {
+            Ok(passing) => Answering::Later(Box::pin(passing.on())),
+            Err(answered) => Answering::Now(Some(*answered)),
+        },
+        _ => Answering::Later(Box::pin(asked.admit())),
+    }
+}
+
+/// A request that has yet to be decided about.
+struct Asked {
+    worker: Arc<Worker>,
+    connection: Arc<Connection>,
+    site: Arc<Site>,
+    client: std::net::IpAddr,
+    request: Request<Incoming>,
+    track: Track,
+}
+
+/// A request that may pass, as the server gets it.
+struct Passing {
+    connection: Arc<Connection>,
+    site: Arc<Site>,
+    /// Which of the site's upstreams it is for.
+    upstream: usize,
+    request: Request<AskedBody>,
+    manner: Manner,
+    sending: Option<Arc<Sending>>,
+    /// The end of a client that wants to change its protocol.
+    client_end: Option<OnUpgrade>,
+    permit: Permit<AnyStore>,
+    track: Track,
+}
+
+impl Asked {
+    /// Waits for a store that takes its time.
+    async fn admit(self) -> Response<AnswerBody> {
+        let headers = InMap(self.request.headers());
+        let facts = facts_of(self.request.method(), self.request.uri(), &headers, &self.connection);
+        let admitted = self.worker.shared.limiter.admit(&facts).await;
+        let upstream = self.site.policy.upstream_of(&facts);
+        let permit = match admitted {
+            Ok(permit) => permit,
+            Err(refusal) => return refuse(&refusal, &self.request, self.track),
+        };
+        match self.passes(permit, upstream, Instant::now()) {
+            Ok(passing) => passing.on().await,
+            Err(answered) => answered.0,
+        }
+    }
+
+    /// Makes ready what may pass, for this of the site's upstreams. An error is an answer in the place of the service,
+    /// with the body that nobody has read.
+    fn passes(
+        self,
+        permit: Permit<AnyStore>,
+        upstream: Option<usize>,
+        now: Instant,
+    ) -> Result<Passing, Box<(Response<AnswerBody>, Incoming)>> {
+        let Self { worker, connection, site, client, mut request, mut track } = self;
+        note_decision(&mut track, &permit);
+        let is_grpc = is_grpc(request.headers());
+        let found = upstream.and_then(|at| Some((at, site.upstreams.get(at)?)));
+        let Some((at, upstream)) = found else {
+            // Where there is none at all, that is not the client's mistake.
+            let is_ours = site.upstreams.is_empty();
+            let problem = if is_ours { Problem::Unreachable } else { Problem::NoUpstream };
+            return Err(Box::new((own(problem, is_grpc, track), request.into_body())));
+        };
+        track.note(|entry| entry.upstream = Some(Arc::clone(&upstream.policy.name)));
+        if !request.body().is_end_stream() && is_larger(request.headers(), site.max_body) {
+            return Err(Box::new((own(Problem::TooLarge, is_grpc, track), request.into_body())));
+        }
+        let is_http11 = request.version() == Version::HTTP_11;
+        let upgrade = if is_http11 { fields::upgrade_of(request.headers()) } else { None };
+        let manner = Manner {
+            worker: worker.number,
+            is_grpc,
+            is_upgrade: upgrade.is_some(),
+            connect_timeout: site.times.connect,
+            now,
+        };
+        let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
+        let (parts, body) = request.into_parts();
+        let (body, sending) = AskedBody::new(body, site.max_body, site.times.body);
+        let peer = connection.peer.ip();
+        let origin = Origin {
+            peer,
+            peer_value: &connection.peer_value,
+            is_trusted: site.policy.trusts(peer),
+            client,
+            is_tls: connection.is_tls,
+        };
+        let request = rewritten(parts, body, &site, &origin, upgrade);
+        Ok(Passing { upstream: at, connection, site, request, manner, sending, client_end, permit, track })
+    }
+}
+
+impl Passing {
+    /// Passes it on, and the answer back.
+    async fn on(mut self) -> Response<AnswerBody> {
+        let is_grpc = self.manner.is_grpc;
+        let Some(upstream) = self.site.upstreams.get(self.upstream) else {
+            return own(Problem::Unreachable, is_grpc, self.track);
+        };
+        let delay = self.permit.delay();
+        if !delay.is_zero() {
+            Box::pin(tokio::time::sleep(delay)).await;
+            self.manner.now = Instant::now();
+        }
+        let mut track = self.track;
+        let passed = {
+            let passed = pin!(upstream.pass(self.request, self.manner));
+            in_time(self.site.times.answer, self.manner.now, self.sending.as_deref(), passed).await
+        };
+        let trouble = || self.sending.as_ref().map_or(Trouble::None, |sending| sending.trouble());
+        let (mut response, lent) = match passed {
+            Some(Ok(passed)) => passed,
+            Some(Err(failed)) => {
+                let problem = match trouble() {
+                    Trouble::TooLarge => Problem::TooLarge,
+                    Trouble::Slow => Problem::Slow,
+                    Trouble::Gone => Problem::Malformed("The body of the request broke off."),
+                    Trouble::None => {
+                        let (Failed::Unreachable(why) | Failed::Broken(why)) = &failed;
+                        track.fails(why);
+                        Problem::Unreachable
+                    }
+                };
+                return own(problem, is_grpc, track);
             }
-        }),
-        None => {
-            track.fails("no answer in time");
-            Err(Problem::Late)
+            None => {
+                track.fails("no answer in time");
+                return own(Problem::Late, is_grpc, track);
+            }
+        };
+        let (permit, site) = (self.permit, self.site);
+        track.note(|entry| entry.server = Some(lent.server().to_string()));
+        track.answered(response.status());
+        permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
+        let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let agreed = if is_switch { fields::upgrade_of(response.headers()) } else { None };
+        // Whatever the server speaks, this is what we do.
+        *response.version_mut() = Version::HTTP_11;
+        fields::strip_answer(response.headers_mut(), &site.decisive);
+        add_fields(response.headers_mut(), permit.headers());
+        if permit.is_degraded() {
+            response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
         }
-    };
-    let (mut response, lent) = match passed {
-        Ok(passed) => passed,
-        Err(problem) => return own(problem, is_grpc, track),
-    };
-    track.note(|entry| entry.server = Some(lent.server().to_string()));
-    track.answered(response.status());
-    permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
-    let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let agreed = fields::upgrade_of(response.headers()).filter(|_| is_switch);
-    if response.headers().contains_key(header::TRANSFER_ENCODING) {
-        // Where both are there, the length is not the one that was read by.
-        response.headers_mut().remove(header::CONTENT_LENGTH);
+        let mut carried = Box::new(Carried {
+            held: Held { permit: Some(permit), lent: Some(lent) },
+            track,
+            progress: None,
+        });
+        match (agreed, self.client_end) {
+            (Some(protocol), Some(client)) => {
+                let headers = response.headers_mut();
+                headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+                headers.insert(header::UPGRADE, protocol);
+                let server = tunnel::server_end(&mut response);
+                // From here on it is not HTTP that comes from the client.
+                self.connection.doing.is_upgraded.store(true, Ordering::Release);
+                tokio::spawn(tunnel::connect(Ends { client, server }, carried, site.times.idle));
+                response.map(|_| AnswerBody::none())
+            }
+            // Nobody has asked for it.
+            _ if is_switch => {
+                carried.track.fails("the server changed its protocol, and nobody had asked it to");
+                own(Problem::Unreachable, is_grpc, carried.track)
+            }
+            _ => response.map(|body| AnswerBody::passed(body, site.times.answer, carried)),
+        }
     }
-    // Whatever the server speaks, this is what we do.
-    *response.version_mut() = Version::HTTP_11;
-    fields::strip_hop_by_hop(response.headers_mut(), &site.decisive);
-    add_fields(response.headers_mut(), permit.headers());
-    if permit.is_degraded() {
-        response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
-    }
-    let mut carried =
-        Box::new(Carried { held: Held { permit: Some(permit), lent: Some(lent) }, track, progress: None });
-    match (agreed, client_end) {
-        (Some(protocol), Some(client)) => {
-            let headers = response.headers_mut();
-            headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-            headers.insert(header::UPGRADE, protocol);
-            let server = tunnel::server_end(&mut response);
-            // From here on it is not HTTP that comes from the client.
-            connection.doing.is_upgraded.store(true, Ordering::Release);
-            tokio::spawn(tunnel::connect(Ends { client, server }, carried, site.times.idle));
-            response.map(|_| AnswerBody::none())
-        }
-        // Nobody has asked for it.
-        _ if is_switch => {
-            carried.track.fails("the server changed its protocol, and nobody had asked it to");
-            own(Problem::Unreachable, is_grpc, carried.track)
-        }
-        _ => response.map(|body| AnswerBody::passed(body, site.times.answer, carried)),
+}
+
+/// What a policy may ask of a request.
+fn facts_of<'r>(
+    method: &'r Method,
+    uri: &'r Uri,
+    headers: &'r InMap<'r>,
+    connection: &'r Connection,
+) -> Facts<'r> {
+    Facts {
+        method: method.as_str(),
+        path: uri.path(),
+        query: uri.query().unwrap_or_default(),
+        host: host_of(uri, headers.0),
+        peer: Some(connection.peer.ip()),
+        tls_client: connection.tls_client.as_deref(),
+        headers,
+        ..Facts::default()
     }
 }
 
@@ -166,11 +287,10 @@ pub(super) async fn answer(
 /// client is being waited for, and that has its own patience.
 async fn in_time<T>(
     patience: Duration,
+    mut since: Instant,
     sending: Option<&Sending>,
-    answer: impl Future<Output = T>,
+    mut answer: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    let mut answer = pin!(answer);
-    let mut since = Instant::now();
     loop {
         if let Ok(answer) = timeout_at(since + patience, answer.as_mut()).await {
             return Some(answer);
@@ -185,6 +305,17 @@ fn own(problem: Problem, is_grpc: bool, mut track: Track) -> Response<AnswerBody
         entry.error.get_or_insert_with(|| problem.name().to_owned());
     });
     text(if is_grpc { problem.grpc_answer() } else { problem.answer() }, track)
+}
+
+/// What the limiters have to say.
+fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Response<AnswerBody> {
+    track.note(|entry| {
+        entry.verdict = "refused";
+        entry.limiter = Some(refusal.limiter().to_owned());
+        entry.class = refusal.class().map(Arc::from);
+        entry.plan = refusal.plan().map(Arc::from);
+    });
+    text(refused(refusal, request.headers(), request.uri().path()).map(Bytes::from), track)
 }
 
 fn text(response: Response<Bytes>, mut track: Track) -> Response<AnswerBody> {
@@ -203,48 +334,51 @@ fn note_decision(track: &mut Track, permit: &Permit<AnyStore>) {
 }
 
 /// The host that was asked for: a target that names one goes before the field.
-fn host_of(parts: &http::request::Parts) -> &str {
-    match parts.uri.authority() {
+fn host_of<'r>(uri: &'r Uri, headers: &'r http::HeaderMap) -> &'r str {
+    match uri.authority() {
         Some(authority) => authority.as_str(),
-        None => parts.headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default(),
+        None => headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default(),
     }
 }
 
 /// Whether it is a request that everybody reads alike.
-fn check(parts: &http::request::Parts) -> Result<(), Problem> {
-    if parts.method == Method::CONNECT {
+fn check<B>(request: &Request<B>) -> Result<(), Problem> {
+    if request.method() == Method::CONNECT {
         return Err(Problem::NoTunnel);
     }
-    let hosts = parts.headers.get_all(header::HOST).iter().count();
-    match parts.version {
-        Version::HTTP_11 if hosts != 1 => {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let host = hosts.next().map(HeaderValue::as_bytes);
+    let has_more = hosts.next().is_some();
+    match request.version() {
+        Version::HTTP_11 if host.is_none() || has_more => {
             return Err(Problem::Malformed("A request has one Host, no more and no less."));
         }
-        _ if hosts > 1 => return Err(Problem::Malformed("A request has no more than one Host.")),
+        _ if has_more => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
     }
-    if parts.uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    if authority.is_some_and(|authority| authority.contains(&b'@')) {
         return Err(Problem::Malformed("The target of a request names no user."));
     }
-    if let (Some(authority), Some(host)) = (parts.uri.authority(), parts.headers.get(header::HOST))
-        && !authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes())
+    if let (Some(authority), Some(host)) = (authority, host)
+        && !authority.eq_ignore_ascii_case(host)
     {
         return Err(Problem::Malformed("The target of the request and its Host name different hosts."));
     }
-    let named = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
-    let mut hosts = parts.headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes).chain(named);
-    if !hosts.all(is_host) {
+    if !host.into_iter().chain(authority).all(is_host) {
         return Err(Problem::Malformed("The host of the request is no name of a host."));
     }
-    let path = parts.uri.path();
-    let is_star = path == "*" && parts.method == Method::OPTIONS;
+    let path = request.uri().path();
+    let is_star = path == "*" && request.method() == Method::OPTIONS;
     if !path.starts_with('/') && !is_star {
         return Err(Problem::Malformed("The path of a request begins with a slash."));
     }
     // Some end a path at a NUL, and others read a backslash as a slash.
     let bytes = path.as_bytes();
-    if bytes.contains(&b'\\')
-        || bytes.windows(3).any(|three| three == b"%00" || three.eq_ignore_ascii_case(b"%5c"))
+    let is_suspect = memchr2(b'\\', b'%', bytes).is_some();
+    if is_suspect
+        && (bytes.contains(&b'\\')
+            || bytes.windows(3).any(|three| three == b"%00" || three.eq_ignore_ascii_case(b"%5c")))
     {
         return Err(Problem::Malformed(
             "The path of the request has a character that is read differently by different servers.",
@@ -255,7 +389,13 @@ fn check(parts: &http::request::Parts) -> Result<(), Problem> {
 
 /// Whether it may be the name of a host, with or without a port. With a user before it, it is none.
 fn is_host(text: &[u8]) -> bool {
-    text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte))
+    text.iter().all(|byte| {
+        matches!(
+            byte,
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\''
+                | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'[' | b']' | b'%'
+        )
+    })
 }
 
 fn is_larger(headers: &http::HeaderMap, most: Option<u64>) -> bool {
@@ -277,27 +417,22 @@ fn rewritten(
     body: AskedBody,
     site: &Site,
     origin: &Origin<'_>,
-    upgrade: Option<&HeaderValue>,
-    is_http1: bool,
+    upgrade: Option<HeaderValue>,
 ) -> Request<AskedBody> {
     let mut headers = parts.headers;
-    fields::strip_hop_by_hop(&mut headers, &site.decisive);
+    fields::strip_asked(&mut headers, &site.decisive);
     fields::strip_words(&mut headers, &site.policy, &site.decisive, origin.is_trusted);
-    fields::keep_trailers(&mut headers);
-    // What the client waits for before it sends its body is ours to say.
-    headers.remove(header::EXPECT);
-    if !is_http1 {
+    if parts.version >= Version::HTTP_2 {
         fields::join_cookies(&mut headers);
     }
-    fields::forward(&mut headers, origin);
-    if let Ok(host) = HeaderValue::from_str(origin.host)
-        && !host.is_empty()
-    {
+    // A target that names a host goes before the field, and is left out of what is passed on.
+    if let Some(host) = parts.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
         headers.insert(header::HOST, host);
     }
+    fields::forward(&mut headers, origin);
     if let Some(upgrade) = upgrade {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(header::UPGRADE, upgrade.clone());
+        headers.insert(header::UPGRADE, upgrade);
     }
     let mut request = Request::new(body);
     *request.method_mut() = parts.method;

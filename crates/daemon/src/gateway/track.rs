@@ -19,6 +19,7 @@ pub(super) struct Track {
     status: u16,
     bytes: u64,
     is_whole: bool,
+    ended: Option<Instant>,
     entry: Option<Box<Entry>>,
 }
 
@@ -35,7 +36,13 @@ impl Track {
             status: 0,
             bytes: 0,
             is_whole: false,
+            ended: None,
         }
+    }
+
+    /// When the request came in.
+    pub(super) fn begun(&self) -> Instant {
+        self.begun
     }
 
     pub(super) fn doing(&self) -> &Arc<Doing> {
@@ -72,15 +79,16 @@ impl Track {
         self.bytes += bytes as u64;
     }
 
-    pub(super) fn ended(&mut self, is_whole: bool) {
+    pub(super) fn ended(&mut self, is_whole: bool, now: Instant) {
         self.is_whole = is_whole;
+        self.ended = Some(now);
     }
 }
 
 impl Drop for Track {
     fn drop(&mut self) {
         self.doing.requests.fetch_sub(1, Ordering::AcqRel);
-        let took = self.begun.elapsed();
+        let took = self.ended.unwrap_or_else(Instant::now) - self.begun;
         let counts = &self.watch.counts;
         counts.in_flight.fetch_sub(1, Ordering::Relaxed);
         // A client that went away before there was an answer, as others log it.

@@ -40,7 +40,7 @@ pub(super) async fn connect(ends: Ends, mut carried: Box<Carried>, patience: Dur
     let pulse = Pulse { last: Mutex::new(Instant::now()), patience };
     let (up, down) = tokio::join!(copy(from_client, to_server, &pulse), copy(from_server, to_client, &pulse));
     carried.track.sent(usize::try_from(down.unwrap_or(0)).unwrap_or(usize::MAX));
-    carried.track.ended(up.is_some() && down.is_some());
+    carried.track.ended(up.is_some() && down.is_some(), Instant::now());
 }
 
 /// When something last went either way.

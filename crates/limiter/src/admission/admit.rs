@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
@@ -35,7 +36,7 @@ impl<S: Store + 'static> Limiter<S> {
         let caught =
             poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| decided.as_mut().poll(context))) {
                 Ok(poll) => poll.map(Ok),
-                Err(panic) => std::task::Poll::Ready(Err(panic)),
+                Err(panic) => Poll::Ready(Err(panic)),
             });
         match caught.await {
             Ok(Ok(permit)) => Ok(permit),
@@ -48,6 +49,19 @@ impl<S: Store + 'static> Limiter<S> {
                 Ok(Permit::free(&self.shared))
             }
         }
+    }
+
+    /// As [`admit`](Self::admit), for doors that would rather not wait. None where the store may take its time: nothing has
+    /// been asked then.
+    pub fn admit_at_once(&self, facts: &Facts<'_>) -> Option<Result<Permit<S>, Refusal>> {
+        if self.shared.store.is_shared() {
+            return None;
+        }
+        Some(match pin!(self.admit(facts)).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => answer,
+            // A store that nobody shares never waits. If it did, nobody should be refused for it.
+            Poll::Pending => Ok(Permit::free(&self.shared)),
+        })
     }
 }
 

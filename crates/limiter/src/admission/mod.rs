@@ -20,7 +20,7 @@ use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::quality::RandomState;
@@ -228,11 +228,7 @@ impl Limiter {
 
     /// As [`admit`](Self::admit), for those who cannot wait: memory answers at once.
     pub fn admit_now(&self, facts: &Facts<'_>) -> Result<Permit, Refusal> {
-        match pin!(self.admit(facts)).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(answer) => answer,
-            // The memory store never waits. If it did, nobody should be refused for it.
-            Poll::Pending => Ok(Permit::free(&self.shared)),
-        }
+        self.admit_at_once(facts).unwrap_or_else(|| Ok(Permit::free(&self.shared)))
     }
 }
 
