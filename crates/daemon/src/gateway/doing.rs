@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tollgate::Permit;
 
+use super::alarm::Alarm;
 use super::pool::Lent;
 use crate::store::AnyStore;
 
@@ -21,6 +22,8 @@ pub(super) struct Doing {
     pub(super) is_upgraded: AtomicBool,
     /// Answers that come in many pieces.
     streaming: Mutex<Vec<Arc<Progress>>>,
+    /// What the last request has waited with, for the next.
+    alarm: Mutex<Alarm>,
     begun: Instant,
 }
 
@@ -31,6 +34,7 @@ impl Default for Doing {
             served: AtomicU64::new(0),
             is_upgraded: AtomicBool::new(false),
             streaming: Mutex::default(),
+            alarm: Mutex::default(),
             begun: Instant::now(),
         }
     }
@@ -58,6 +62,18 @@ pub(super) struct Held {
 pub(super) struct Streaming {
     progress: Arc<Progress>,
     doing: Arc<Doing>,
+}
+
+/// An alarm that goes back to its connection.
+pub(super) struct Watching<'d> {
+    pub(super) alarm: Alarm,
+    doing: &'d Doing,
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        *self.doing.alarm.lock() = std::mem::take(&mut self.alarm);
+    }
 }
 
 impl Progress {
@@ -95,6 +111,11 @@ impl Drop for Streaming {
 }
 
 impl Doing {
+    /// An alarm that is perhaps set already, for as long as a request waits.
+    pub(super) fn alarm(&self) -> Watching<'_> {
+        Watching { alarm: std::mem::take(&mut *self.alarm.lock()), doing: self }
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.requests.load(Ordering::Acquire) == 0
     }

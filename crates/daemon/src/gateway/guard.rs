@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use memchr::memchr;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
+use super::alarm::Alarm;
 use super::doing::Doing;
 use super::stream::writes_through;
 
@@ -32,9 +33,9 @@ pub(super) struct Guard<T> {
     doing: Arc<Doing>,
     head_timeout: Duration,
     idle_timeout: Duration,
-    /// When whatever is waited for must be there. It only ever moves on; the timer follows when it has run out.
+    /// When whatever is waited for must be there. It only ever moves on; the alarm follows when it has rung.
     deadline: Option<Instant>,
-    timer: Option<Pin<Box<Sleep>>>,
+    alarm: Alarm,
 }
 
 /// Where in the stream of requests we are.
@@ -93,7 +94,7 @@ impl<T> Guard<T> {
             head_timeout,
             idle_timeout,
             deadline: None,
-            timer: None,
+            alarm: Alarm::default(),
         }
     }
 
@@ -215,28 +216,11 @@ impl<T> Guard<T> {
         let Some(wait) = wait else {
             self.deadline = None;
             // Somebody must look again when nothing is in progress any more.
-            let again = Instant::now() + self.idle_timeout;
-            let _ = self.rings(again, context);
+            self.alarm.rings_some_time(|| Instant::now() + self.idle_timeout, context);
             return false;
         };
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + wait);
-        self.rings(deadline, context)
-    }
-
-    /// Whether it is this late already. If not, the task is woken then, or earlier.
-    fn rings(&mut self, deadline: Instant, context: &mut Context<'_>) -> bool {
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        // One that rings too early costs less than one that is set anew for every request.
-        if timer.deadline() > deadline {
-            timer.as_mut().reset(deadline);
-        }
-        while timer.as_mut().poll(context).is_ready() {
-            if timer.deadline() >= deadline {
-                return true;
-            }
-            timer.as_mut().reset(deadline);
-        }
-        false
+        self.alarm.rings(deadline, context)
     }
 }
 

@@ -3,6 +3,7 @@
 //! One thread accepts, and gives each connection to the worker that has the fewest. A worker is a thread with a runtime of
 //! its own, in which a connection stays for its life, with its own connections to servers: nobody waits for a lock.
 
+mod alarm;
 mod body;
 mod connection;
 mod counts;

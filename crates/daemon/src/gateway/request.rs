@@ -1,7 +1,7 @@
 //! The whole path of a request through the gateway, on one screen.
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,14 +17,14 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use memchr::memchr2;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit, Refusal};
 
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, Carried, Sending, Trouble};
 use super::connection::Connection;
-use super::doing::Held;
+use super::doing::{Doing, Held};
 use super::fields::{self, Origin};
 use super::pool::{Failed, Manner};
 use super::problem::Problem;
@@ -202,7 +202,8 @@ impl Passing {
         let mut track = self.track;
         let passed = {
             let passed = pin!(upstream.pass(self.request, self.manner));
-            in_time(self.site.times.answer, self.manner.now, self.sending.as_deref(), passed).await
+            let (patience, doing) = (self.site.times.answer, &self.connection.doing);
+            in_time(patience, self.manner.now, self.sending.as_deref(), doing, passed).await
         };
         let trouble = || self.sending.as_ref().map_or(Trouble::None, |sending| sending.trouble());
         let (mut response, lent) = match passed {
@@ -289,14 +290,23 @@ async fn in_time<T>(
     patience: Duration,
     mut since: Instant,
     sending: Option<&Sending>,
+    doing: &Doing,
     mut answer: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    loop {
-        if let Ok(answer) = timeout_at(since + patience, answer.as_mut()).await {
-            return Some(answer);
+    let mut watching = doing.alarm();
+    poll_fn(|context| {
+        if let Poll::Ready(answer) = answer.as_mut().poll(context) {
+            return Poll::Ready(Some(answer));
         }
-        since = sending.map(Sending::server_waits_since).filter(|later| *later > since)?;
-    }
+        while watching.alarm.rings(since + patience, context) {
+            match sending.map(Sending::server_waits_since).filter(|later| *later > since) {
+                Some(later) => since = later,
+                None => return Poll::Ready(None),
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// What the gateway itself has to say.
