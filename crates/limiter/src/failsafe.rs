@@ -366,6 +366,12 @@ impl<S: Store> Store for Failsafe<S> {
         Ok(())
     }
 
+    fn supersede(&self, old: Rule, new: Rule) {
+        if let (Ok(old), Ok(new)) = (self.guarded(old), self.guarded(new)) {
+            self.shared.supersede(old.shared, new.shared);
+        }
+    }
+
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         let known = charges.iter().map(|charge| Ok((self.guarded(charge.rule)?, *charge)));
         let known = known.collect::<Result<Vec<Known<'_>>, StoreError>>()?;

@@ -221,6 +221,36 @@ pub struct Limiter {
     sample_ppm: u64,
 }
 
+impl Policy {
+    /// What has become of the choices of a limiter that an older policy has by the same name: for each of those, the one that
+    /// whoever it was for has now.
+    pub fn heirs(&self, limiter: &str, older: &Self) -> Vec<(usize, usize)> {
+        let place = |policy: &Self| policy.limiters.iter().position(|known| *known.name == *limiter);
+        let (Some(index), Some(old_index)) = (place(self), place(older)) else { return Vec::new() };
+        let (Some(now), Some(before)) = (self.limiters.get(index), older.limiters.get(old_index)) else {
+            return Vec::new();
+        };
+        let plan = |old: usize| {
+            let name = &older.plans.get(old)?.name;
+            self.plans.iter().position(|plan| plan.name == *name)
+        };
+        let of_plan = |old: Option<usize>| now.choice(old.and_then(plan));
+        let of_plans = before.by_plan.iter().enumerate();
+        let by_plan = of_plans.filter_map(|(old, choice)| Some(((*choice)?, of_plan(Some(old))?)));
+        let of_all =
+            (before.by_plan.is_empty() && !before.choices.is_empty()).then(|| Some((0, now.choice(None)?)));
+        let own = older.overrides.iter().flat_map(|(caller, was)| {
+            let is = self.overrides.get(caller);
+            let of_caller =
+                is.and_then(|is| is.choices.iter().find(|(of, _)| *of == index)).map(|(_, choice)| *choice);
+            let choice = of_caller.or_else(|| of_plan(was.plan));
+            let choices = was.choices.iter().filter(|(of, _)| *of == old_index);
+            choices.filter_map(move |(_, old)| Some((*old, choice?))).collect::<Vec<_>>()
+        });
+        of_all.flatten().into_iter().chain(by_plan).chain(own).collect()
+    }
+}
+
 impl Limiter {
     /// Whether all requests share one bucket. Its key is empty.
     pub fn is_global(&self) -> bool {

@@ -215,7 +215,7 @@ impl Limiter {
         matches!(self.cost, Cost::Settled { .. })
     }
 
-    fn choice(&self, plan: Option<usize>) -> Option<usize> {
+    pub(super) fn choice(&self, plan: Option<usize>) -> Option<usize> {
         if self.by_plan.is_empty() { Some(0) } else { *self.by_plan.get(plan?)? }
     }
 

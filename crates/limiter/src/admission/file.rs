@@ -227,6 +227,7 @@ impl<S: Store + 'static> Shared<S> {
             }
             None => Box::new(|| ()),
         };
+        running.supersede(&before, &self.store);
         self.running.store(Arc::new(running));
         follows();
         Ok(())
