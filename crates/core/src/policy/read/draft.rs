@@ -4,14 +4,18 @@ use std::fmt;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::super::address::V6_PREFIX;
+use super::super::condition::Condition;
 use super::super::document::{Node, Value};
+use super::super::identify::{Identify, Source};
 use super::super::mistakes::{Mistakes, Place};
 use super::super::{Cost, Gateway, Kind, Limiter, Mode, Part, Policy, StoreChoice};
+use super::classes::usual_classes;
 use super::conditions::Names;
 use super::limiters::{Drafted, LEASE};
 use super::reader::Reader;
 use super::workers::usual_workers;
-use super::{Anywhere, Identify, OTHER, Source, V6_PREFIX, usual_classes, with_kinds};
+use super::{Anywhere, OTHER, with_kinds};
 use crate::error::LimitError;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
@@ -291,7 +295,7 @@ impl Reader<'_> {
     }
 
     /// Conditions, read as those of a file.
-    fn written(&mut self, texts: &[String], names: Names<'_>) -> Vec<super::Condition> {
+    fn written(&mut self, texts: &[String], names: Names<'_>) -> Vec<Condition> {
         let node = |text: &String| Node { place: HERE, value: Value::Text(text.clone()) };
         match texts {
             [] => Vec::new(),

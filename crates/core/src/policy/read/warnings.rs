@@ -11,7 +11,7 @@ use super::super::identify::{Identify, Source};
 use super::super::mistakes::Place;
 use super::super::quantity::spelled;
 use super::super::{Cost, Kind, List, Mode, Part, StoreChoice};
-use super::ReadClass;
+use super::classes::ReadClass;
 use super::limiters::Drafted;
 use super::quotas::Limits;
 use super::reader::{Fields, Reader};
