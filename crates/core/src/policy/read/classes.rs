@@ -16,10 +16,20 @@ pub(super) struct ReadClass {
     pub(super) place: Option<Place>,
 }
 
+/// Whether a condition asks for classes whose requests are always others than what else it asks for.
+pub(super) fn contradicts(condition: &Condition, classes: &[ReadClass]) -> bool {
+    let rest = Condition { classes: Vec::new(), ..condition.clone() };
+    let is_other = |class: &usize| {
+        let kinds = classes.get(*class).map_or(&[][..], |read| &read.class.conditions);
+        !kinds.is_empty() && kinds.iter().all(|kind| kind.excludes(&rest))
+    };
+    !condition.classes.is_empty() && condition.classes.iter().all(is_other)
+}
+
 impl Reader<'_> {
     pub(super) fn classes(&mut self, node: Option<&Node>, plans: &[&str]) -> Vec<ReadClass> {
         let Some(node) = node else { return usual_classes() };
-        let names = Names { plans, classes: None };
+        let names = Names { plans, ..Names::default() };
         let mut classes = Vec::new();
         let entries = self.entries(node, "`classes`").unwrap_or_default();
         if let Some((key, _)) = entries.get(MOST) {

@@ -46,18 +46,17 @@ impl Reader<'_> {
             let source = match &node.value {
                 Value::Map(_) => {
                     let Some(fields) = self.fields(node, "a source", fields::SOURCES) else { continue };
-                    const KINDS: [&str; 4] = ["header", "cookie", "query", "jwt"];
-                    match fields.present(&KINDS).as_slice() {
+                    match fields.present(fields::SOURCE_KINDS).as_slice() {
                         [kind] => {
-                            let Some(name) = fields.get(kind).and_then(|node| self.text(node, kind)) else {
-                                continue;
+                            let Some(node) = fields.get(kind) else { continue };
+                            let source = match *kind {
+                                "header" => self.header_name(node).map(Source::Header),
+                                "cookie" => self.cookie_name(node).map(Source::Cookie),
+                                "query" => self.query_name(node).map(Source::Query),
+                                _ => self.text(node, kind).map(|claim| Source::Jwt(claim.to_owned())),
                             };
-                            match *kind {
-                                "header" => Source::Header(name.to_ascii_lowercase()),
-                                "cookie" => Source::Cookie(name.to_owned()),
-                                "query" => Source::Query(name.to_owned()),
-                                _ => Source::Jwt(name.to_owned()),
-                            }
+                            let Some(source) = source else { continue };
+                            source
                         }
                         [] => continue,
                         several => {
@@ -80,7 +79,7 @@ impl Reader<'_> {
             };
             if sources.contains(&source) {
                 self.error(node.place, "this source is there twice");
-            } else if sources.last() == Some(&Source::Ip) {
+            } else if sources.contains(&Source::Ip) {
                 self.behind_ip(node.place);
             }
             sources.push(source);
@@ -119,8 +118,8 @@ impl Reader<'_> {
                     .error(node.place, format!("{hops} proxies one behind the other? From 1 to 32 can be")),
             }
         }
-        if let Some(name) = top.get("address_header").and_then(|node| self.text(node, "`address_header`")) {
-            address.header = match name.to_ascii_lowercase().as_str() {
+        if let Some(name) = top.get("address_header").and_then(|node| self.header_name(node)) {
+            address.header = match name.as_str() {
                 "x-forwarded-for" => AddressHeader::XForwardedFor,
                 "forwarded" => AddressHeader::Forwarded,
                 other => AddressHeader::Named(other.to_owned()),

@@ -30,6 +30,7 @@ impl Reader<'_> {
                     (Some(at), _) => {
                         let Some(draft) = drafts.get_mut(at) else { continue };
                         if let Some(quota) = self.short_quota(node, "an override", draft.kind()) {
+                            self.shared_bucket(key.place, draft, &quota, identify);
                             own.choices.extend(self.own_choice(draft, &quota).map(|choice| (at, choice)));
                         }
                     }
@@ -41,6 +42,7 @@ impl Reader<'_> {
                     }
                 }
             }
+            self.whole_name(caller.place, &caller.name);
             self.addressed(caller.place, &caller.name, identify, KNOWN_BY_IP);
             if overrides.insert(Named::of(&caller.name, identify.v6_prefix), own).is_some() {
                 self.same_caller(caller.place);
@@ -76,6 +78,7 @@ impl Reader<'_> {
                     let help = format!("write `network: {caller}`");
                     self.error_with(node.place, format!("{caller:?} is a network, and no caller"), help);
                 }
+                self.whole_name(node.place, caller);
                 self.addressed(node.place, caller, identify, &format!("write `network: {caller}`"));
                 list.callers.insert(Named::of(caller, identify.v6_prefix));
             }
@@ -84,8 +87,8 @@ impl Reader<'_> {
                 networks.extend(network.map(|network| (network, node.place)));
             }
         }
-        for (network, place) in networks.iter().filter(|_| what == "`allow`") {
-            self.allowed(*place, *network);
+        for (network, place) in &networks {
+            self.listed_all(*place, *network, what == "`allow`");
         }
         list.networks = networks.into_iter().map(|(network, _)| network).collect();
         list

@@ -9,6 +9,7 @@ mod gateway;
 mod identify;
 mod limiters;
 mod lists;
+mod names;
 mod per;
 mod quotas;
 mod reader;
@@ -118,7 +119,7 @@ impl Reader<'_> {
         let read_classes = self.classes(top.get("classes"), &plan_names);
         let class_names: Vec<&str> =
             read_classes.iter().map(|read| &*read.class.name).chain([OTHER]).collect();
-        let names = Names { plans: &plan_names, classes: Some(&class_names) };
+        let names = Names { plans: &plan_names, classes: Some(&class_names), kinds: &read_classes };
         let context = Context { plans: &plans, names, classes: &class_names };
 
         let mut drafts: Vec<Drafted> = Vec::new();
@@ -160,7 +161,14 @@ impl Reader<'_> {
         });
         let timeout = gateway.timeouts.answer;
         self.check_watched(&drafts, &gateway);
+        let places: Vec<(&str, Place)> =
+            plan_nodes.iter().map(|(key, _)| (key.name.as_str(), key.place)).collect();
+        let own = overrides.iter().flat_map(|overrides| overrides.values()).filter_map(|own| own.plan);
+        let held: Vec<usize> = table.plans().chain(own).collect();
         let known = Known {
+            plans: &places,
+            default_plan,
+            held: &held,
             store: &store,
             identify: &identify,
             address: &address,

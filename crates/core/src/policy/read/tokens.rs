@@ -37,6 +37,7 @@ impl Reader<'_> {
                 self.error(node.place, problem);
             }
         }
+        let header = fields.get("header").and_then(|node| self.header_name(node));
         let mut text = |name: &str| {
             self.text(fields.get(name)?, &format!("`{name}`")).map(|text| text.trim().to_owned())
         };
@@ -45,7 +46,7 @@ impl Reader<'_> {
             jwks_file: text("jwks_file"),
             secret_env: text("secret_env"),
             algorithms: Vec::new(),
-            header: text("header").map(|name| name.to_ascii_lowercase()),
+            header,
             issuer: text("issuer"),
             audience: text("audience"),
         };
