@@ -18,11 +18,8 @@ use told::{check, mistakes};
 use tollgate_core::answer::HeaderStyle;
 use tollgate_core::fixed_window::WindowStart;
 use tollgate_core::fleet::FleetMode;
-use tollgate_core::limit::Op;
 use tollgate_core::log::SubWindows;
-use tollgate_core::policy::{
-    Cost, Facts, Kind, Mistakes, Mode, NoTokens, Policy, Surroundings, WorkerPolicy,
-};
+use tollgate_core::policy::{Cost, Facts, Kind, Mode, NoTokens, Policy, Surroundings, WorkerPolicy};
 use tollgate_core::store::OnFailure;
 use tollgate_core::worker::Source;
 use tollgate_core::{Limit, LimitError, Nanos, Timestamp};

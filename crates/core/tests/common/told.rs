@@ -8,17 +8,17 @@
 
 use tollgate_core::policy::{Mistakes, Policy};
 
-pub fn mistakes(text: &str) -> Mistakes {
+pub(crate) fn mistakes(text: &str) -> Mistakes {
     match Policy::read(text) {
         Ok(_) => panic!("this should be wrong:\n{text}"),
         Err(mistakes) => mistakes,
     }
 }
 
-pub type Told<'t> = (usize, usize, &'t str, &'t str);
+pub(crate) type Told<'t> = (usize, usize, &'t str, &'t str);
 
 /// The errors of a text: line, column, a part of the message, a part of the help.
-pub fn check(text: &str, expected: &[Told<'_>]) {
+pub(crate) fn check(text: &str, expected: &[Told<'_>]) {
     let mistakes = mistakes(text);
     let told: Vec<_> = mistakes.errors().collect();
     let help = |told: &tollgate_core::policy::Mistake| told.help.clone().unwrap_or_default();
@@ -32,7 +32,7 @@ pub fn check(text: &str, expected: &[Told<'_>]) {
 }
 
 /// The warnings of a text that has no errors.
-pub fn warned(text: &str, expected: &[Told<'_>]) {
+pub(crate) fn warned(text: &str, expected: &[Told<'_>]) {
     let warnings = Policy::read(text).unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}")).1;
     let told: Vec<_> = warnings.warnings().collect();
     let fits = told.len() == expected.len()
