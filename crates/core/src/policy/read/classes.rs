@@ -18,12 +18,15 @@ pub(super) struct ReadClass {
 
 /// Whether a condition asks for classes whose requests are always others than what else it asks for.
 pub(super) fn contradicts(condition: &Condition, classes: &[ReadClass]) -> bool {
+    if condition.classes.is_empty() {
+        return false;
+    }
     let rest = Condition { classes: Vec::new(), ..condition.clone() };
     let is_other = |class: &usize| {
         let kinds = classes.get(*class).map_or(&[][..], |read| &read.class.conditions);
         !kinds.is_empty() && kinds.iter().all(|kind| kind.excludes(&rest))
     };
-    !condition.classes.is_empty() && condition.classes.iter().all(is_other)
+    condition.classes.iter().all(is_other)
 }
 
 impl Reader<'_> {
