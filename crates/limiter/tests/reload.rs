@@ -261,6 +261,8 @@ fn a_decision_is_by_one_policy() {
 const GOOD: &str = "# A policy of the usual kind.
 identify:
   caller: [header: x-api-key, ip]
+  plan: table
+  table: { sk_paid: paid }
 trusted_proxies: []
 plans:
   free: { rate: 10/h }

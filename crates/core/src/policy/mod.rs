@@ -319,7 +319,9 @@ pub enum Cost {
         /// That of all others.
         otherwise: u64,
     },
-    /// What a header of the request says, at least 1.
+    /// What the door says ([`Facts::cost`]), and 1 where it says nothing.
+    Given,
+    /// What a header of the request says, at least 1; or the door, which goes before it.
     Header {
         /// The header.
         name: String,
@@ -332,7 +334,7 @@ pub enum Cost {
     Settled {
         /// The header of the answer.
         header: String,
-        /// What is charged before.
+        /// What is charged before, where the door does not say.
         estimate: u64,
     },
 }

@@ -261,6 +261,12 @@ impl Snapshot {
         )?;
         counters(
             encoder,
+            "would_block_by_list",
+            "Requests that the block list would have refused, had the mode of everything not been dark",
+            &of(totals.would_block_by_list),
+        )?;
+        counters(
+            encoder,
             "store_errors",
             "Requests that passed because the store had an error",
             &of(totals.store_errors),

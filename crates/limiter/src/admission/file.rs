@@ -37,7 +37,7 @@ const LARGEST: u64 = 4 << 20;
 #[derive(Clone, Debug)]
 pub struct PolicyFile {
     pub(super) policy: Policy,
-    warnings: Mistakes,
+    pub(super) warnings: Mistakes,
     pub(super) tried: Tried,
 }
 
