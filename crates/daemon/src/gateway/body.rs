@@ -321,7 +321,8 @@ impl Body for AnswerBody {
                 if let Some(progress) = progress {
                     progress.is_waiting_for_client();
                 }
-                let is_last = body.is_end_stream();
+                // Nobody asks for more behind trailers, and so nobody would hear that there is no more.
+                let is_last = body.is_end_stream() || frame.is_trailers();
                 if let Some(carried) = &mut this.carried {
                     carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
                     if !is_last && carried.progress.is_none() {
