@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate_testkit::http::Upstream;
-use tollgate_testkit::{Certificates, Tollgate};
+use tollgate_testkit::{Certificates, Tollgate, wait_until};
 
 fn certificates(folder: &Path, name: &str) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
     let chain = CertificateDer::pem_file_iter(folder.join(format!("{name}.pem"))).unwrap();
@@ -237,4 +237,34 @@ async fn a_server_over_tls_is_asked_if_its_certificate_is_trusted() {
         assert_eq!(ask_plainly(&doubting, &[]).await.0, 502);
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The certificate that the gateway shows, if it is of the authority in its folder.
+fn shown(runtime: &tokio::runtime::Runtime, tollgate: &Tollgate) -> Option<CertificateDer<'static>> {
+    let stream = runtime.block_on(connect(tollgate, "http/1.1", None)).ok()?;
+    stream.get_ref().1.peer_certificates()?.first().map(|certificate| certificate.clone().into_owned())
+}
+
+#[test]
+fn certificates_that_are_renewed_are_shown_though_the_policy_is_as_it_was() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let upstream = Upstream::hello();
+    let policy = "gateway: { tls: { certificate: certs/server.pem, key: certs/server.key } }\nlimiters: {}\n";
+    let write = |folder: &Path| {
+        std::fs::create_dir_all(folder.join("certs")).unwrap();
+        write_certificates(&folder.join("certs"));
+        std::fs::copy(folder.join("certs/ca.pem"), folder.join("ca.pem")).unwrap();
+    };
+    let tollgate = start(policy, &upstream, write);
+    let first = shown(&runtime, &tollgate).unwrap();
+    // One that is half written, or of no use, changes nothing.
+    std::fs::write(tollgate.folder().join("certs/server.pem"), "-----BEGIN").unwrap();
+    tollgate.says("the one before it goes on");
+    assert_eq!(shown(&runtime, &tollgate), Some(first));
+    write(tollgate.folder());
+    wait_until("the new one is shown", || shown(&runtime, &tollgate).is_some());
+    // The same if somebody asks for it.
+    write(tollgate.folder());
+    tollgate.signal("HUP");
+    wait_until("the newest is shown", || shown(&runtime, &tollgate).is_some());
 }

@@ -396,6 +396,15 @@ impl Policy {
         self.jwt.as_ref()
     }
 
+    /// All files that it names, as it names them: keys for tokens, certificates of the gateway.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        let keys = self.jwt.iter().flat_map(|jwt| [&jwt.key_file, &jwt.jwks_file]).flatten();
+        let tls = self.gateway.tls.iter();
+        let certificates =
+            tls.flat_map(|tls| [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()]);
+        keys.chain(certificates.flatten()).map(String::as_str)
+    }
+
     /// All limiters, in the order of the file.
     pub fn limiters(&self) -> &[Limiter] {
         &self.limiters
