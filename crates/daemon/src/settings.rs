@@ -68,9 +68,24 @@ impl Door {
         Ok(Self { name, flag, address })
     }
 
-    /// Takes the address. An error says which door it is and how to move it.
-    pub async fn open(&self) -> anyhow::Result<Option<tokio::net::TcpListener>> {
+    /// The same door where a socket was opened for it, which goes before all that is said of its address. One that is off
+    /// stays so.
+    pub(crate) fn opened_by(mut self, listener: Option<&std::net::TcpListener>) -> anyhow::Result<Self> {
+        if let (Some(address), Some(listener)) = (&mut self.address, listener) {
+            *address = listener.local_addr()?;
+        }
+        Ok(self)
+    }
+
+    /// Takes the address, unless that was done before. An error says which door it is and how to move it.
+    pub(crate) async fn open(
+        &self,
+        opened: Option<std::net::TcpListener>,
+    ) -> anyhow::Result<Option<tokio::net::TcpListener>> {
         let Some(address) = self.address else { return Ok(None) };
+        if let Some(listener) = opened {
+            return Ok(Some(tokio::net::TcpListener::from_std(listener)?));
+        }
         let Self { name, flag, .. } = self;
         match listen(address) {
             Ok(listener) => Ok(Some(listener)),

@@ -76,6 +76,7 @@ struct Hand {
     connections: UnboundedSender<(std::net::TcpStream, SocketAddr)>,
     /// Connections that it has.
     open: Arc<AtomicUsize>,
+    runtime: tokio::runtime::Handle,
 }
 
 impl Gateway {
@@ -105,12 +106,18 @@ impl Gateway {
             let worker = Arc::new(Worker { number, shared: Arc::clone(&shared) });
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let counted = Arc::clone(&open);
+            let handle = runtime.handle().clone();
             let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
             threads.push(thread.spawn(move || runtime.block_on(work(worker, taken, counted)))?);
-            hands.push(Hand { connections, open });
+            hands.push(Hand { connections, open, runtime: handle });
         }
         shared.look_after_servers();
         Ok(Self { shared, hands, threads })
+    }
+
+    /// Where each worker works.
+    pub(crate) fn runtimes(&self) -> Vec<tokio::runtime::Handle> {
+        self.hands.iter().map(|hand| hand.runtime.clone()).collect()
     }
 
     /// Takes connections until the gateway ends: also those that were made before, and that nobody had taken yet.
