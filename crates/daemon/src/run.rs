@@ -14,7 +14,7 @@ use tollgate_core::policy::{StoreChoice, Upstream};
 
 use crate::access_log::AccessLog;
 use crate::admin::{self, Admin};
-use crate::gateway::{self, Gateway};
+use crate::gateway::{self, Certificates, Gateway};
 use crate::settings::{self, Door, RunArguments};
 use crate::store::AnyStore;
 use crate::systemd::{self, Inherited};
@@ -144,7 +144,7 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         }
     }
     let folder = started.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
-    let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, &folder)).transpose()?;
+    let certificates = Certificates::read(policy.gateway(), &folder)?;
     // Before anything else is begun: whoever cannot have his door should know at once.
     let gateway_listener = gateway_door.open(inherited.gateway).await?;
     let admin_listener = admin_door.open(inherited.admin).await?;
@@ -167,8 +167,13 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         .threads
         .map(usize::from)
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-    let gateway =
-        Gateway::start(limiter.clone(), policy.clone(), tls, log, threads.unwrap_or(1).clamp(1, 1024))?;
+    let gateway = Gateway::start(
+        limiter.clone(),
+        policy.clone(),
+        certificates,
+        log,
+        threads.unwrap_or(1).clamp(1, 1024),
+    )?;
     let shared = Arc::clone(&gateway.shared);
     limiter.set_companion(Follower {
         shared: Arc::clone(&shared),
@@ -325,10 +330,9 @@ impl Companion for Follower {
         {
             tracing::warn!("`listen` has changed: doors move only with a new start");
         }
-        let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, folder)).transpose();
-        let tls = tls.map_err(|error| error.to_string())?;
+        let certificates = Certificates::read(policy.gateway(), folder).map_err(|error| error.to_string())?;
         let shared = Arc::clone(&self.shared);
-        Ok(Box::new(move || shared.put_to_work(policy, tls)))
+        Ok(Box::new(move || shared.put_to_work(policy, certificates)))
     }
 }
 

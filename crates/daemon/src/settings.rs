@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
-use tollgate_core::policy::{Server, parse_server};
+use tollgate_core::policy::{Server, address_in_url, parse_address, parse_server};
 
 /// Flags of `tollgate run`, and variables of the environment for each of them.
 #[derive(Args, Clone, Debug, Default)]
@@ -59,11 +59,9 @@ impl Door {
         let text = flag_or_environment.or(policy).unwrap_or(usual).trim();
         let address = match text {
             "off" => None,
-            text => Some(text.parse().ok().with_context(|| {
-                let port = text.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok());
-                let port = port.unwrap_or_else(|| usual.rsplit(':').next().unwrap_or("8080"));
-                format!("{flag} {text:?} is no address: write {flag} 127.0.0.1:{port}, or {flag} off")
-            })?),
+            text => {
+                Some(address(flag, text, usual).map_err(|error| anyhow::anyhow!("{error}, or {flag} off"))?)
+            }
         };
         Ok(Self { name, flag, address })
     }
@@ -100,6 +98,18 @@ impl Door {
             }
         }
     }
+}
+
+/// The address that a flag names. An error says what to write.
+pub(crate) fn address(flag: &str, text: &str, usual: &str) -> Result<SocketAddr, String> {
+    parse_address(text).ok_or_else(|| match address_in_url(text) {
+        Some(address) => format!("{flag} {text:?} is a URL, and no address: write {flag} {address}"),
+        None => {
+            let port = text.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok());
+            let port = port.unwrap_or_else(|| usual.rsplit(':').next().unwrap_or("8080"));
+            format!("{flag} {text:?} is no address: write {flag} 127.0.0.1:{port}")
+        }
+    })
 }
 
 fn listen(address: SocketAddr) -> std::io::Result<tokio::net::TcpListener> {

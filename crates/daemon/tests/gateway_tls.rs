@@ -155,19 +155,6 @@ async fn without_a_certificate_of_the_authority_nobody_comes_in() {
     assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
 }
 
-#[tokio::test]
-async fn a_new_certificate_is_used_after_a_reload() {
-    let upstream = Upstream::hello();
-    let tollgate = start(TLS, &upstream, write_certificates);
-    assert!(connect(&tollgate, "http/1.1", None).await.is_ok());
-    Certificates::write(tollgate.folder());
-    assert!(connect(&tollgate, "http/1.1", None).await.is_err(), "nobody has said yet that it is to be used");
-    tollgate.signal("HUP");
-    tollgate.says("the policy was loaded");
-    let stream = connect(&tollgate, "http/1.1", None).await.unwrap();
-    assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
-}
-
 /// A server that is reached over TLS and says which HTTP it was spoken to.
 async fn secure_server(folder: &Path, protocols: &[&str]) -> SocketAddr {
     let (chain, key) = certificates(folder, "server");
@@ -236,6 +223,26 @@ async fn a_server_over_tls_is_asked_if_its_certificate_is_trusted() {
         let doubting = Tollgate::start(BINARY, OPEN, &flags);
         assert_eq!(ask_plainly(&doubting, &[]).await.0, 502);
     }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_show_a_certificate_of_the_authority_that_their_upstream_names() {
+    let folder = std::env::temp_dir().join(format!("tollgate-test-{}-authority", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    Certificates::write(&folder);
+    let server = secure_server(&folder, &["http/1.1"]).await.port();
+    let policy = format!(
+        "gateway: {{ upstreams: {{ all: {{ servers: 'https://localhost:{server}', ca: ca.pem }} }} }}\nlimiters: {{}}\n"
+    );
+    let tollgate = Tollgate::start_in(BINARY, &policy, &[], &[], |own| {
+        // Of another authority, for now.
+        Certificates::write(own);
+    });
+    assert_eq!(ask_plainly(&tollgate, &[]).await.0, 502);
+    std::fs::copy(folder.join("ca.pem"), tollgate.folder().join("ca.pem")).unwrap();
+    tollgate.says("the policy was loaded");
+    assert_eq!(ask_plainly(&tollgate, &[]).await, (200, "HTTP/1.1".to_owned()));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
