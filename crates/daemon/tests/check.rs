@@ -326,12 +326,13 @@ gateway:
   upstream: http://127.0.0.1:9000
   upstreams:
     reports: { servers: [http://127.0.0.1:9001, http://127.0.0.1:9002], match: /reports/*, protocol: http2, workers: 50, health: { path: /healthz, every: 5s, timeout: 2s } }
-    search: { servers: http://127.0.0.1:9003, match: [GET /search], health: /healthz }
+    search: { servers: https://127.0.0.1:9003, match: [GET /search], health: /healthz, ca: ca.pem }
   tls: { certificate: server.pem, key: server.key, client_ca: ca.pem }
   proxy_protocol: yes
-  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, idle: 75s, notice: 5s, drain: 30s }
+  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, whole: 1h, idle: 75s, notice: 5s, drain: 30s }
   max_head: 64KB
   max_body: 10MB
+  min_rate: 1KB
   access_log: stdout
   log: refused
 admin: { listen: 127.0.0.1:8083 }

@@ -115,6 +115,6 @@ fn an_instance_that_is_not_there_is_told() {
     assert!(said.contains("is no admin door of a Tollgate: it answered 200"), "{said}");
     assert_eq!(code, Some(2));
     let (said, code) = command(&["status", "--admin", "localhost"]);
-    assert!(said.contains("\"localhost\" is no address: write 127.0.0.1:8083"), "{said}");
+    assert!(said.contains("\"localhost\" is no address: write --admin 127.0.0.1:8083"), "{said}");
     assert_eq!(code, Some(2));
 }

@@ -74,6 +74,9 @@ pub struct Health {
     pub warnings: Vec<String>,
     /// How many processes use the store, as last known.
     pub nodes: u64,
+    /// Parts of the store that are not asked at this moment because they have failed. A server that is no cluster
+    /// is one part.
+    pub breakers_open: usize,
 }
 
 #[derive(Debug, Default)]
@@ -128,7 +131,9 @@ impl RedisStore {
                 None
             }
         };
-        Health { degraded: problem.is_some() || link.is_degraded(), problem, warnings, nodes: nodes.count() }
+        let breakers_open = link.breakers_open();
+        let degraded = problem.is_some() || breakers_open > 0;
+        Health { degraded, problem, warnings, nodes: nodes.count(), breakers_open }
     }
 
     /// Where the servers are, without the password.

@@ -353,6 +353,11 @@ pub(crate) static GATEWAY: &[Field] = &[
     field("max_head", "The largest head of a request: 64KB unless said otherwise.", Size),
     field("max_body", "The largest body of a request: as large as it likes unless said otherwise.", Size),
     field(
+        "min_rate",
+        "Bytes a second that clients send and take at least, in the long run: 500 unless said otherwise.",
+        Size,
+    ),
+    field(
         "access_log",
         "Where the access log goes: `stdout`, a file, or `off`, as it is unless said otherwise.",
         Text,
@@ -380,6 +385,11 @@ pub(crate) static UPSTREAM: &[Field] = &[
         "health",
         "The path that is asked for to find out whether a server is well.",
         Either(&[Text, Map(HEALTH)]),
+    ),
+    field(
+        "ca",
+        "A file with those who sign certificates of the servers (PEM), in place of those whom the machine trusts.",
+        Text,
     ),
     field("workers", "How many requests each server can work on at once, for `source: upstreams`.", SOME),
 ];
@@ -409,6 +419,11 @@ pub(crate) static TIMEOUTS: &[Field] = &[
     ),
     field("connect", "For a connection with a server: 3s unless said otherwise.", SomeTime),
     field("answer", "For the head of an answer, and for more of it: 60s unless said otherwise.", SomeTime),
+    field(
+        "whole",
+        "For the whole body of a request, and for the whole of an answer: as long as they take unless said otherwise.",
+        SomeTime,
+    ),
     field("idle", "For the next request on a connection: 75s unless said otherwise.", SomeTime),
     field(
         "notice",

@@ -57,7 +57,10 @@ use crate::time::Nanos;
 use crate::worker::{Source, WorkerSettings};
 
 pub use facts::{Facts, Headers};
-pub use gateway::{Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, parse_server};
+pub use gateway::{
+    Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, address_in_url, parse_address,
+    parse_server,
+};
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, KeyBytes, Listed, Planned};
@@ -426,6 +429,16 @@ impl Policy {
     /// How tokens are verified, if any are asked for.
     pub fn jwt(&self) -> Option<&Jwt> {
         self.jwt.as_ref()
+    }
+
+    /// All files that it names, as it names them: keys for tokens, certificates of the gateway and for its servers.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        let keys = self.jwt.iter().flat_map(|jwt| [&jwt.key_file, &jwt.jwks_file]).flatten();
+        let tls = self.gateway.tls.iter();
+        let certificates =
+            tls.flat_map(|tls| [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()]);
+        let authorities = self.gateway.upstreams.iter().filter_map(|upstream| upstream.ca.as_ref());
+        keys.chain(certificates.flatten()).chain(authorities).map(String::as_str)
     }
 
     /// All limiters, in the order of the file.

@@ -380,6 +380,27 @@ impl Snapshot {
                     None,
                     &one(health.nodes as f64),
                 )?;
+                gauges(
+                    encoder,
+                    "store_breakers_open",
+                    "Parts of the store that are not asked because they have failed",
+                    None,
+                    &one(health.breakers_open as f64),
+                )?;
+                gauges(
+                    encoder,
+                    "store_local_keys",
+                    "States that this process holds for outages of the store and that are not idle",
+                    None,
+                    &one(store.local().count_keys(None) as f64),
+                )?;
+                gauges(
+                    encoder,
+                    "store_local",
+                    "Bytes that these states take",
+                    Some(&Unit::Bytes),
+                    &one(store.local().stats().bytes as f64),
+                )?;
                 for (name, value) in store.shared().stats().named() {
                     counters(
                         encoder,

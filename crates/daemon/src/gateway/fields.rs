@@ -156,6 +156,7 @@ pub(super) struct Origin<'o> {
     /// The client, as far as is known.
     pub(super) client: IpAddr,
     pub(super) is_tls: bool,
+    pub(super) is_http1: bool,
     pub(super) host: &'o str,
 }
 
@@ -193,7 +194,8 @@ pub(super) fn forward(headers: &mut HeaderMap, origin: &Origin<'_>) {
     let is_peer = origin.client == origin.peer;
     let client = if is_peer { origin.peer_value.clone() } else { address_value(origin.client) };
     headers.insert(X_REAL_IP, client);
-    headers.append(header::VIA, HeaderValue::from_static("1.1 tollgate"));
+    let via = if origin.is_http1 { "1.1 tollgate" } else { "2.0 tollgate" };
+    headers.append(header::VIA, HeaderValue::from_static(via));
 }
 
 fn set_host(headers: &mut HeaderMap, host: &str) {
@@ -321,7 +323,9 @@ mod tests {
         let is_trusted = policy.trusts(peer);
         let host = "api.example.com";
         strip_words(headers, &policy, &HashSet::new(), is_trusted);
-        forward(headers, &Origin { peer, peer_value, is_trusted, client: peer, is_tls: true, host });
+        let origin =
+            Origin { peer, peer_value, is_trusted, client: peer, is_tls: true, is_http1: true, host };
+        forward(headers, &origin);
     }
 
     #[test]

@@ -93,13 +93,14 @@ pub(super) async fn answer(
     let mut request = Request::from_parts(parts, body);
     let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
     let (parts, body) = request.into_parts();
-    let (body, sending) = AskedBody::new(body, site.max_body, site.times.body);
+    let (body, sending) = AskedBody::new(body, site.max_body, site.times);
     let origin = Origin {
         peer: connection.peer.ip(),
         peer_value: &connection.peer_value,
         is_trusted: site.policy.trusts(connection.peer.ip()),
         client,
         is_tls: connection.is_tls,
+        is_http1,
         host: &host,
     };
     let request = rewritten(parts, body, &site, &origin, upgrade.as_ref(), is_http1);
@@ -222,6 +223,10 @@ fn check(parts: &http::request::Parts) -> Result<(), Problem> {
         }
         _ if hosts > 1 => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
+    }
+    // The guard has seen to it in HTTP/1; HTTP/2 has its own lengths, but who is behind us may not speak it.
+    if parts.headers.get_all(header::CONTENT_LENGTH).iter().nth(1).is_some() {
+        return Err(Problem::Malformed("A request has no more than one Content-Length."));
     }
     if parts.uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(Problem::Malformed("The target of a request names no user."));
