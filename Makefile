@@ -1,7 +1,7 @@
 # `make test` is what CI runs (.ci/run). Steps go in order and stop at the first failure.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test bench bench-redis bench-admit bench-gateway instructions loom deny fmt \
+.PHONY: help run test bench bench-redis bench-admit bench-gateway soak instructions loom deny fmt \
 	setup format clippy unit docs conformance bench-check optional
 
 CARGO ?= cargo
@@ -34,6 +34,12 @@ bench-gateway: ## measure the gateway beside nginx, HAProxy and Envoy
 	@scripts/bench-setup.sh
 	$(CARGO) build --release
 	$(CARGO) run --manifest-path bench/Cargo.toml --bin gateway -- --tollgate $(TARGET)/release/tollgate
+
+SOAK_SECONDS ?= 600
+soak: setup ## minutes of mixed traffic while Redis restarts; SOAK_SECONDS=180 for less
+	$(CARGO) build --release
+	SOAK_BINARY=$(abspath $(TARGET))/release/tollgate SOAK_SECONDS=$(SOAK_SECONDS) \
+		$(CARGO) test -p tollgate-daemon --all-features --test soak -- --ignored --nocapture
 
 instructions: ## instructions per decision against docs/instructions.tsv
 	$(call heading, instructions per decision)

@@ -5,16 +5,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/tools.sh
 
-# Servers are there, and not everybody looks.
-PATH=$PATH:/usr/sbin
-
-# Packages of servers start them, but the benchmark starts its own: PROGRAM WHY
-debian_server() {
-  have "$1" && return
-  debian_tool "$1" "$2" "$1" || return
-  if have systemctl; then as_root systemctl disable --now "$1" >/dev/null 2>&1 || true; fi
-}
-
 missing() {
   say "could not install $1 (see above), and the benchmark of the gateway needs it" >&2
   exit 1

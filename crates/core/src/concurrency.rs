@@ -16,7 +16,7 @@ use crate::time::{Nanos, Timestamp};
 ///
 /// No promise is made about waiting: a refusal says "any moment now" (a `retry_after` of zero), because only
 /// the holders know when they end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Concurrency {
     capacity: u64,
 }
@@ -96,7 +96,7 @@ impl Algorithm for Concurrency {
 }
 
 /// At most `capacity` units leased at once; a lease ends `ttl` after it was taken or renewed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Leases {
     capacity: u64,
     ttl: u64,

@@ -9,7 +9,7 @@ use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
 /// `limit` units per window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindow {
     limit: u64,
     window: u64,
@@ -17,7 +17,7 @@ pub struct FixedWindow {
 }
 
 /// When windows begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowStart {
     /// At whole multiples of the window since the epoch, plus an offset: every node agrees.
     Aligned {

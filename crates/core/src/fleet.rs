@@ -7,7 +7,7 @@ use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
 /// A fleet of `capacity` places, a share of which only critical requests may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fleet {
     capacity: u64,
     allocation: u64,
@@ -22,7 +22,7 @@ pub struct Fleet {
 ///
 /// assert_eq!(FleetMode::default(), FleetMode::Allocation);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FleetMode {
     /// Critical requests are counted and never refused; all others share what is not reserved.
     #[default]

@@ -8,7 +8,7 @@ use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
 /// `refill` tokens at the end of every `period`, up to `capacity`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IntervalBucket {
     capacity: u64,
     refill: u64,

@@ -23,7 +23,7 @@ use crate::time::{Nanos, Timestamp};
 /// assert_eq!(limit.capacity(), 500);
 /// # Ok::<_, tollgate_core::LimitError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
     /// Token bucket, or leaky bucket as a meter or as a queue.
@@ -476,6 +476,50 @@ impl Limit {
                 converted
             }
         }
+    }
+
+    /// What a key is told that this limit refuses, while what it has used ages under `old` and only moves here when it passes:
+    /// the wait is that limit's, until it has made enough room for this one.
+    pub fn refused_beside(
+        &self,
+        refused: Outcome,
+        old: &Self,
+        state: &State,
+        now: Timestamp,
+        cost: u64,
+    ) -> Outcome {
+        let Some(wait) = self.wait_beside(old, state, now, cost) else { return refused };
+        // A log may want a distance between calls besides.
+        let own = refused.retry_after.filter(|_| matches!(self, Self::Log(_))).unwrap_or_default();
+        Outcome {
+            retry_after: refused.retry_after.map(|_| wait.max(own)),
+            reset_after: refused.reset_after.max(wait),
+            ..refused
+        }
+    }
+
+    fn wait_beside(&self, old: &Self, state: &State, now: Timestamp, cost: u64) -> Option<Nanos> {
+        let is_rate =
+            |limit: &Self| !matches!(limit, Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_));
+        if !is_rate(self) || !is_rate(old) {
+            return None;
+        }
+        let (capacity, old_capacity) = (u128::from(self.capacity()), u128::from(old.capacity()));
+        let room = capacity.checked_sub(u128::from(cost))?;
+        // How much may be used of the old limit when the call fits the new one.
+        let fits = match self {
+            _ if std::mem::discriminant(self) == std::mem::discriminant(old) => room,
+            // Whatever is used of another algorithm counts as a call of this moment.
+            Self::Log(log) if log.spacing() > Nanos::ZERO => 0,
+            // The same share, and levels are rounded up.
+            _ => (old_capacity * room).checked_div(capacity)?.saturating_sub(1),
+        };
+        let (old, cost) = match old {
+            // It can hold more than its limit, since it was larger. How far apart calls are is for the new one to say.
+            Self::Log(log) => (Self::Log(log.unspaced(u64::try_from(fits).ok()?.saturating_add(1))), 1),
+            old => (*old, u64::try_from(old_capacity.checked_sub(fits)?).ok()?),
+        };
+        old.estimate(state, now, Ask::from(cost))?.retry_after.filter(|wait| *wait > Nanos::ZERO)
     }
 
     /// Units in progress under a concurrency limit or a fleet; none for rate limits.

@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
 /// At most `limit` units in any window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Log {
     limit: u64,
     /// Instants are rounded down to multiples of this.
@@ -99,6 +99,11 @@ impl Log {
     /// How long an entry counts.
     pub fn lifetime(&self) -> Nanos {
         Nanos::new(self.lifetime)
+    }
+
+    /// The same of another limit, for calls that may be as close as they like.
+    pub(crate) fn unspaced(self, limit: u64) -> Self {
+        Self { limit, spacing: 0, ..self }
     }
 
     /// The smallest distance between two calls.
@@ -251,12 +256,12 @@ impl Algorithm for Log {
 
     fn refund(&self, state: &mut Entries, now: Timestamp, cost: u64, taken: Timestamp) -> Outcome {
         let now = Self::clamp(state, now);
-        self.prune(state, now);
         let mut left = cost;
         // The charge's own entry first, then what came before it: never a later call's.
         while let Some(index) = state.list.iter().rposition(|entry| entry.at <= taken.as_nanos())
             && left > 0
             && let Some(entry) = state.list.get_mut(index)
+            && self.is_live(entry, now)
         {
             let back = entry.weight.min(left);
             entry.weight -= back;
@@ -266,17 +271,21 @@ impl Algorithm for Log {
                 state.list.remove(index);
             }
         }
+        // What gives nothing back changes nothing.
+        if left < cost {
+            self.prune(state, now);
+        }
         self.outcome(state, now, 0, true)
     }
 
     fn undo(&self, state: &mut Entries, now: Timestamp, cost: u64, taken: Timestamp) {
         let now = Self::clamp(state, now);
-        self.prune(state, now);
         let at = taken.as_nanos() - taken.as_nanos().checked_rem(self.grain).unwrap_or(0);
         let Some(index) = state.list.iter().rposition(|entry| entry.at == at) else {
             return;
         };
-        let Some(entry) = state.list.get_mut(index) else {
+        let Some(entry) = state.list.get_mut(index).filter(|entry| cost > 0 && self.is_live(entry, now))
+        else {
             return;
         };
         let back = entry.weight.min(cost);
@@ -285,6 +294,7 @@ impl Algorithm for Log {
         if entry.weight == 0 {
             state.list.remove(index);
         }
+        self.prune(state, now);
     }
 
     fn level(&self, state: &Entries, now: Timestamp) -> u64 {

@@ -9,7 +9,7 @@ use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
 /// `limit` units in a window that slides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     limit: u64,
     window: u64,

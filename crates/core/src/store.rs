@@ -94,6 +94,13 @@ pub trait Store: Send + Sync {
     /// From `at` on, the rule means another limit. What was used under the old one stays used.
     fn redefine(&self, rule: Rule, limit: Limit, at: Option<Timestamp>) -> Result<(), StoreError>;
 
+    /// From now on `new`, of the same family, is asked for instead of `old`, because a policy was changed. Until then
+    /// what was used under the old one ages by it, and from then on by the new one. A store that moves what was used as soon
+    /// as it sees it under another rule has nothing to do.
+    fn supersede(&self, old: Rule, new: Rule) {
+        let _ = (old, new);
+    }
+
     /// Decides all charges of one call at one instant: all are taken, or none.
     fn charge(
         &self,

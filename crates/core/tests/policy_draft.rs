@@ -94,3 +94,43 @@ fn everything_that_is_wrong_with_a_draft_is_told_at_once() {
     }
     assert!(error.messages().count() >= 10, "{said}");
 }
+
+#[test]
+fn what_is_unwise_about_a_draft_is_told_with_it() {
+    let (_, warnings) = Policy::builder()
+        .caller_address()
+        .caller_header("x-api-key")
+        .limiter(LimiterDraft::rate("logins", bucket(5, 5, 60)).matching("PSOT /login"))
+        .limiter(LimiterDraft::rate("twice", bucket(5, 5, 60)).and(bucket(9, 9, 60)))
+        .checked()
+        .unwrap();
+    let said = warnings.join("\n");
+    for words in [
+        "behind `caller_address` is never looked at",
+        "\"PSOT\" is a rare method: did you mean `POST`?",
+        "the limiter \"twice\" has a rate that never decides",
+    ] {
+        assert!(said.contains(words), "{words} is not in\n{said}");
+    }
+    assert_eq!(warnings.len(), 3, "{said}");
+    let warnings = |draft: tollgate_core::policy::PolicyDraft| draft.checked().unwrap().1;
+    let proxied = warnings(Policy::builder().rate("a", bucket(5, 5, 60)));
+    assert!(proxied.join("").contains("behind a proxy all have that of the proxy"), "{proxied:?}");
+    assert!(warnings(Policy::builder().caller_address().rate("a", bucket(5, 5, 60))).is_empty());
+    assert!(warnings(Policy::builder().fleet("a", 5, 20)).is_empty());
+    let wrong =
+        Policy::builder().caller_header("x api key").caller_address().caller_address().build().unwrap_err();
+    assert_eq!(wrong.messages().count(), 2, "{wrong}");
+}
+
+#[test]
+fn what_a_door_says_of_a_cost_is_for_drafts_that_ask_for_it() {
+    let policy = Policy::builder()
+        .caller_address()
+        .limiter(LimiterDraft::rate("tokens", bucket(5000, 5000, 60)).given_cost())
+        .rate("requests", bucket(5, 5, 60))
+        .build()
+        .unwrap();
+    let planned = policy.plan(&Facts { cost: Some(4000), ..Facts::default() }, &NoTokens, Timestamp::ZERO);
+    assert_eq!(planned.charged.iter().map(|charged| charged.cost).collect::<Vec<_>>(), [4000, 1]);
+}

@@ -887,6 +887,77 @@ fn costs_are_by_class_or_by_a_header_that_never_makes_it_free() {
 }
 
 #[test]
+fn what_a_door_says_of_a_cost_is_for_limiters_that_ask_for_it() {
+    let policy = read(
+        "trusted_proxies: []
+limiters:
+  logins: { rate: 5/min, per: global }
+  by-class: { rate: 500/s, per: global, cost: { class: { get: 2 } } }
+  places: { concurrency: 5, per: global }
+  tokens: { rate: 9000/min, per: global, cost: given }
+  by-header: { rate: 9000/min, per: global, cost: { header: x-cost, otherwise: 3, max: 100 } }
+  settled: { rate: 9000/min, per: global, cost: { response_header: x-used, otherwise: 50 } }
+  heavy: { concurrency: 9000, per: global, cost: given }",
+    );
+    let costs = |facts: &Facts<'_>| -> Vec<u64> {
+        plan(&policy, facts).charged.iter().map(|charged| charged.cost).collect()
+    };
+    let headers = [("x-cost", "7")];
+    let facts = Facts { headers: &headers, ..Facts::default() };
+    assert_eq!(costs(&facts), [1, 2, 1, 1, 7, 50, 1]);
+    assert_eq!(costs(&Facts { cost: Some(4000), ..facts }), [1, 2, 1, 4000, 4000, 4000, 4000]);
+    assert_eq!(
+        costs(&Facts { cost: Some(0), ..facts }),
+        [1, 2, 1, 0, 0, 0, 0],
+        "the door may look without paying"
+    );
+}
+
+#[test]
+fn a_limit_of_a_callers_own_is_told_apart() {
+    let policy = read(
+        "identify: { caller: [header: k] }
+plans: { a: { rate: 5/s }, b: { rate: 9/s } }
+limiters: { l: { rate: plan, candidate: 4/s }, m: { rate: 5/s } }
+overrides: { own: { l: 7/s }, free: { l: unlimited }, other: { plan: b } }",
+    );
+    let own = |name: &str| -> Vec<bool> {
+        let headers = [("k", name)];
+        let planned = plan(&policy, &Facts { headers: &headers, ..Facts::default() });
+        planned.charged.iter().map(|charged| charged.is_own).collect()
+    };
+    assert_eq!(
+        [own("own"), own("free"), own("other"), own("nobody")],
+        [[true, false], [true, false], [false; 2], [false; 2]]
+    );
+}
+
+#[test]
+fn who_is_on_a_list_has_a_class_and_a_plan_all_the_same() {
+    let policy = read(
+        "identify: { caller: [header: k], plan: table, table: { ops: pro, bad: pro } }
+plans: { free: { rate: 5/s }, pro: { rate: 9/s } }
+limiters: { l: { rate: plan } }
+allow: [caller: ops]
+block: [caller: bad]",
+    );
+    let told = |planned: &Planned| {
+        let plan = planned.plan.map(|plan| policy.plans()[plan].name.to_string());
+        (planned.listed, policy.class_name(planned.class).to_owned(), plan, planned.charged.len())
+    };
+    let of = |name: &'static str| [("k", name)];
+    let (ops, bad) = (of("ops"), of("bad"));
+    let facts = |headers| Facts { method: "POST", headers, ..Facts::default() };
+    let pro = Some("pro".to_owned());
+    assert_eq!(told(&plan(&policy, &facts(&ops))), (Listed::Allowed, "post".to_owned(), pro.clone(), 0));
+    assert_eq!(plan(&policy, &facts(&bad)).charged.len(), 0);
+    let dark = policy.plan_unblocked(&facts(&bad), &NoTokens, Timestamp::ZERO);
+    assert_eq!(told(&dark), (Listed::Blocked, "post".to_owned(), pro.clone(), 1));
+    let allowed = policy.plan_unblocked(&facts(&ops), &NoTokens, Timestamp::ZERO);
+    assert_eq!(told(&allowed), (Listed::Allowed, "post".to_owned(), pro, 0));
+}
+
+#[test]
 fn the_first_class_that_matches_wins_and_the_rest_is_other() {
     let policy = read(
         "

@@ -9,17 +9,17 @@
 )]
 
 mod common;
+#[path = "common/told.rs"]
+mod told;
 
 use common::config;
 use proptest::prelude::*;
+use told::{check, mistakes};
 use tollgate_core::answer::HeaderStyle;
 use tollgate_core::fixed_window::WindowStart;
 use tollgate_core::fleet::FleetMode;
-use tollgate_core::limit::Op;
 use tollgate_core::log::SubWindows;
-use tollgate_core::policy::{
-    Cost, Facts, Kind, Mistakes, Mode, NoTokens, Policy, Surroundings, WorkerPolicy,
-};
+use tollgate_core::policy::{Cost, Facts, Kind, Mode, NoTokens, Policy, Surroundings, WorkerPolicy};
 use tollgate_core::store::OnFailure;
 use tollgate_core::worker::Source;
 use tollgate_core::{Limit, LimitError, Nanos, Timestamp};
@@ -71,42 +71,6 @@ fn limiters(text: &str) -> Policy {
         .unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}"));
     assert!(warnings.is_empty(), "{warnings}");
     policy
-}
-
-fn mistakes(text: &str) -> Mistakes {
-    match Policy::read(text) {
-        Ok(_) => panic!("this should be wrong:\n{text}"),
-        Err(mistakes) => mistakes,
-    }
-}
-
-type Told<'t> = (usize, usize, &'t str, &'t str);
-
-/// The errors of a text: line, column, a part of the message, a part of the help.
-fn check(text: &str, expected: &[Told<'_>]) {
-    let mistakes = mistakes(text);
-    let told: Vec<_> = mistakes.errors().collect();
-    let help = |told: &tollgate_core::policy::Mistake| told.help.clone().unwrap_or_default();
-    let fits = told.len() == expected.len()
-        && told.iter().zip(expected).all(|(told, (line, column, message, right))| {
-            (told.line, told.column) == (*line, *column)
-                && told.message.contains(message)
-                && help(told).contains(right)
-        });
-    assert!(fits, "expected {expected:?} of\n{text}\ngot\n{mistakes}");
-}
-
-/// The warnings of a text that has no errors.
-fn warned(text: &str, expected: &[Told<'_>]) {
-    let warnings = Policy::read(text).unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}")).1;
-    let told: Vec<_> = warnings.warnings().collect();
-    let fits = told.len() == expected.len()
-        && told.iter().zip(expected).all(|(told, (line, column, message, right))| {
-            (told.line, told.column) == (*line, *column)
-                && told.message.contains(message)
-                && told.help.as_deref().unwrap_or_default().contains(right)
-        });
-    assert!(fits, "expected {expected:?} of\n{text}\ngot\n{warnings}");
 }
 
 #[test]
@@ -161,7 +125,7 @@ fn unknown_fields_are_told_with_the_likely_word() {
     check("limiters:\n  a: { workers: { god: 70% } }\n", &[(2, 19, "\"god\"", "`good`")]);
     check(
         "limiters:\n  a: { rate: 5/s, cost: { hedder: x } }\n",
-        &[(2, 25, "a cost is a number, or by one of", ""), (2, 27, "\"hedder\"", "`header`")],
+        &[(2, 25, "a cost is a number, `given`, or by one of", ""), (2, 27, "\"hedder\"", "`header`")],
     );
 }
 
@@ -398,7 +362,12 @@ fn what_does_not_go_together_is_told() {
             "",
         ),
         ("{ concurrency: 5, candidate: 5/s }", 35, "the candidate has no concurrency", ""),
-        ("{ rate: 5/s, cost: { class: {}, header: x } }", 25, "a cost is a number, or by one of", ""),
+        (
+            "{ rate: 5/s, cost: { class: {}, header: x } }",
+            25,
+            "a cost is a number, `given`, or by one of",
+            "",
+        ),
         ("{ rate: 5/s, cost: { response_header: x, max: 5 } }", 47, "`max` goes with `header`", ""),
         ("{ workers: { source: { latency: 1s, in_flight: 5 } } }", 27, "a source is a word, or one of", ""),
         ("[a]", 6, "the limiter \"a\" is a map", "this is a list"),
@@ -538,97 +507,6 @@ fn very_long_lists_are_refused_and_not_gone_through_again_and_again() {
 }
 
 #[test]
-fn classes_that_nothing_can_be_of_are_warned_of() {
-    warned(
-        "classes:\n  a: [GET *]\n  b: [GET /x]\nlimiters: {}\n",
-        &[(3, 3, "no request is ever of class \"b\"", "the first that matches wins")],
-    );
-    warned("classes:\n  a: ['*']\n  b: [{ header x: y }]\nlimiters: {}\n", &[(3, 3, "of class \"b\"", "")]);
-    warned("classes:\n  a: [GET /x/*]\n  b: [GET /x/y, POST /x]\nlimiters: {}\n", &[]);
-    warned("classes:\n  a: []\n  b: ['*']\nlimiters: {}\n", &[]);
-    // Two headers are asked for, and one of them is less.
-    warned(
-        "classes:\n  a: [{ header x: '1', header y: '2' }]\n  b: [{ header x: '1' }]\nlimiters: {}\n",
-        &[],
-    );
-    warned(
-        "classes:\n  a: [{ header x: '1' }]\n  b: [{ header x: '1', header y: '2' }]\nlimiters: {}\n",
-        &[(3, 3, "\"b\"", "")],
-    );
-    warned("classes:\n  a: [{ header x: '1' }]\n  b: [{ header x: ['1', '2'] }]\nlimiters: {}\n", &[]);
-    warned("classes:\n  a: [{ path: /x, not: POST * }]\n  b: [/x]\nlimiters: {}\n", &[]);
-}
-
-#[test]
-fn limiters_that_no_request_can_match_are_warned_of() {
-    let text = "classes:\n  a: [GET *]\n  b: [GET /x]\nlimiters:\n  l: { rate: 5/s, per: global, match: [{ class: b }] }\n";
-    warned(text, &[(3, 3, "of class \"b\"", ""), (5, 3, "no request can match \"l\"", "it limits nothing")]);
-    let text = "limiters:\n  l: { rate: 5/s, per: global, match: [{ path: /x/y, not: /x/* }] }\n";
-    warned(
-        text,
-        &[
-            (2, 3, "no request can match \"l\"", ""),
-            (2, 40, "no request can ever be like this", "`not` takes away all"),
-        ],
-    );
-    // Nothing is critical among the usual classes, until somebody says so.
-    warned(
-        "limiters:\n  l: { rate: 5/s, per: global, match: [{ class: critical }] }\n",
-        &[(2, 3, "no request can match", "")],
-    );
-    warned("limiters:\n  l: { rate: 5/s, per: global, match: [{ class: other }, GET /a] }\n", &[]);
-    warned(
-        "limiters:\n  l: { rate: 5/s, per: global, match: [PSOT /a] }\n",
-        &[(2, 40, "\"PSOT\" is a rare method", "`POST`")],
-    );
-}
-
-#[test]
-fn a_lease_that_ends_before_the_gateway_gives_up_is_warned_of_where_there_are_leases() {
-    let policy = |store: &str, limiter: &str| {
-        format!(
-            "store: {store}\ntrusted_proxies: []\nlimiters:\n  l: {limiter}\ngateway: {{ timeout: 90s }}\n"
-        )
-    };
-    let redis = "redis://cache:6379";
-    warned(
-        &policy(redis, "{ concurrency: 5, lease: 30s }"),
-        &[(
-            4,
-            31,
-            "a lease of 30s is shorter than what the gateway waits for an answer (90s)",
-            "not counted any more",
-        )],
-    );
-    warned(&policy(redis, "{ concurrency: 5 }"), &[(4, 3, "a lease of 1min is shorter", "")]);
-    warned(&policy(redis, "{ fleet: 5, for: get }"), &[(4, 3, "a lease of 1min is shorter", "")]);
-    warned(&policy(redis, "{ concurrency: 5, lease: 2min }"), &[]);
-    warned(&policy(redis, "{ rate: 5/s }"), &[]);
-    warned(&policy("memory", "{ concurrency: 5, lease: 30s }"), &[]);
-    warned(&policy("{ url: memory, prefix: a }", "{ concurrency: 5, lease: 30s }"), &[]);
-}
-
-#[test]
-fn everybody_in_one_bucket_for_want_of_trusted_proxies_is_warned_of() {
-    let one = "one bucket for everybody";
-    warned("limiters:\n  l: { rate: 5/s }\n", &[(2, 3, one, "add `trusted_proxies: [10.0.0.0/8]`")]);
-    warned(
-        "limiters:\n  g: { rate: 5/s, per: global }\n  l: { rate: 5/s, per: [path, ip] }\n",
-        &[(3, 3, one, "")],
-    );
-    warned("identify: { caller: [header: k, ip] }\nlimiters:\n  l: { rate: 5/s }\n", &[(3, 3, one, "")]);
-    warned("identify: { caller: [header: k] }\nlimiters:\n  l: { rate: 5/s }\n", &[]);
-    warned("trusted_proxies: []\nlimiters:\n  l: { rate: 5/s }\n", &[]);
-    warned("trusted_hops: 1\nlimiters:\n  l: { rate: 5/s }\n", &[]);
-    let plans = "plans: { a: { rate: 5/s } }\nlimiters: {}\nidentify: { plan: [header: x-plan] }\n";
-    let chosen = "callers choose their plans themselves";
-    warned(plans, &[(3, 1, chosen, "trusted_proxies")]);
-    warned(&format!("{plans}trusted_proxies: []\n"), &[(3, 1, chosen, "")]);
-    warned(&format!("{plans}trusted_proxies: [10.0.0.0/8]\n"), &[]);
-    warned(&plans.replace("header: x-plan", "tls"), &[]);
-}
-
-#[test]
 fn a_route_without_its_space_is_told_apart() {
     for (route, help) in [
         ("POST/v1", "did you mean `POST /v1`?"),
@@ -641,226 +519,6 @@ fn a_route_without_its_space_is_told_apart() {
         let text = format!("limiters: {{ l: {{ rate: 5/s, match: [{route}] }} }}\n");
         check(&text, &[(1, 37, "is no condition", help)]);
     }
-}
-
-#[test]
-fn an_allow_list_of_everybody_is_warned_of() {
-    let policy = |list: &str| format!("limiters: {{}}\ntrusted_proxies: []\n{list}\n");
-    warned(
-        &policy("allow: [10.0.0.0/8, 0.0.0.0/0]"),
-        &[(3, 21, "0.0.0.0/0 is every address: everybody passes", "`mode: off`")],
-    );
-    warned(&policy("allow: [network: '::/0']"), &[(3, 18, "::/0 is every address", "")]);
-    warned(&policy("allow: ['::ffff:0:0/96']"), &[(3, 9, "0.0.0.0/0 is every address", "")]);
-    warned(&policy("allow: [0.0.0.0/1, 0.0.0.0]"), &[]);
-    warned(&policy("block: [0.0.0.0/0]"), &[]);
-}
-
-#[test]
-fn proxies_that_anybody_is_are_warned_of() {
-    let policy = |proxies: &str| format!("limiters: {{}}\ntrusted_proxies: {proxies}\n");
-    let all = "is every address: whoever connects can pretend to be anybody";
-    warned(
-        &policy("[10.0.0.0/8, 0.0.0.0/0, '::/0']"),
-        &[(2, 31, all, "`trusted_hops: 1`"), (2, 42, all, "")],
-    );
-    warned(&policy("[10.0.0.0/8, 0.0.0.0]"), &[]);
-    warned(&policy("[0.0.0.0/0]\ntrusted_hops: 2"), &[]);
-}
-
-#[test]
-fn a_source_behind_ip_is_warned_of() {
-    let policy = |caller: &str| {
-        format!("identify: {{ caller: {caller} }}\ntrusted_proxies: []\nlimiters: {{ l: {{ rate: 5/s }} }}\n")
-    };
-    warned(&policy("[header: k, ip, cookie: c]"), &[(1, 37, "this is never looked at", "put `ip` last")]);
-    warned(&policy("[ip, tls]"), &[(1, 26, "this is never looked at", "")]);
-    warned(&policy("[tls, header: k, ip]"), &[]);
-}
-
-#[test]
-fn rates_that_never_decide_are_warned_of() {
-    let policy =
-        |rates: &str, more: &str| format!("trusted_proxies: []\nlimiters:\n  l: {{ rate: {rates}{more} }}\n");
-    let idle = "this rate never decides";
-    let by = |rate: &str| format!("{idle}: {rate} is at least as strict");
-    warned(&policy("[10/s, 100000/s]", ""), &[(3, 21, &by("10/s"), "leave it out")]);
-    warned(&policy("[100000/s, 10/s]", ""), &[(3, 15, &by("10/s"), "")]);
-    warned(&policy("[10/s, 10/s]", ""), &[(3, 21, idle, "")]);
-    warned(&policy("[10/s, { rate: 600/min, burst: 10 }]", ""), &[(3, 29, idle, "")]);
-    warned(&policy("[10/s, 600/min]", ""), &[(3, 21, &by("10/s"), "")]);
-    warned(&policy("[10/s, 1000/h]", ""), &[]);
-    warned(&policy("[{ rate: 10/s, burst: 50 }, 20/s]", ""), &[]);
-    warned(&policy("[10/s, 100000/s]", ", cost: { response_header: x }"), &[]);
-    for (algorithm, rates, is_idle) in [
-        ("sliding-log", "[10/s, 600/min]", true),
-        ("sliding-log", "[10/s, 599/min]", false),
-        ("sliding-log", "[10/min, 10/s]", true),
-        ("sliding-log", "[10/min, 9/s]", false),
-        ("fixed-window", "[10/s, 600/min]", true),
-        ("fixed-window", "[10/s, 599/min]", false),
-        ("fixed-window", "[10/min, 10/s]", true),
-        ("fixed-window", "[10/2s, 20/3s]", false),
-        ("anchored-window", "[10/min, 10/s]", false),
-        ("anchored-window", "[10/s, 11/s]", true),
-        ("sliding-window", "[10/s, 11/s]", true),
-        ("sliding-window", "[10/min, 10/s]", false),
-        ("sub-windows", "[10/s, 11/s]", true),
-        ("sub-windows", "[10/min, 10/s]", false),
-        ("leaky-queue", "[10/s, 11/s]", false),
-        ("leaky-queue", "[10/s, 10/s]", true),
-        ("interval-bucket", "[10/s, 11/s]", false),
-    ] {
-        let (_, warnings) = Policy::read(&policy(rates, &format!(", algorithm: {algorithm}"))).unwrap();
-        assert_eq!(warnings.to_string().contains(idle), is_idle, "{algorithm} {rates}\n{warnings}");
-    }
-    // Rates of a plan are told of once, however many limiters take them.
-    let plans = "trusted_proxies: []\nplans: { a: { rate: [5/s, 6/s] } }\nlimiters: { l: { rate: plan }, m: { rate: plan } }\n";
-    warned(plans, &[(2, 27, idle, "")]);
-}
-
-proptest! {
-    #![proptest_config(config())]
-
-    #[test]
-    fn a_rate_that_is_said_never_to_decide_never_does(
-        algorithm in prop::sample::select(vec!["token-bucket", "fixed-window", "anchored-window", "sliding-window", "sliding-log", "sub-windows", "leaky-queue", "interval-bucket"]),
-        rates in prop::array::uniform2((1..12_u64, prop::sample::select(vec![1, 2, 3, 6, 60_u64]))),
-        calls in prop::collection::vec((prop_oneof![Just(0), 0..3000_u64, 0..90_000_u64], 1..4_u64), 1..80),
-    ) {
-        let [(a, a_period), (b, b_period)] = rates;
-        let text = format!(
-            "limiters:\n  l:\n    per: global\n    algorithm: {algorithm}\n    rate:\n    - {a}/{a_period}s\n    - {b}/{b_period}s\n"
-        );
-        let (policy, warnings) = Policy::read(&text).unwrap();
-        let idle: Vec<usize> = warnings
-            .warnings()
-            .filter(|told| told.message.contains("never decides"))
-            .map(|told| told.line - 6)
-            .collect();
-        prop_assert!(idle.len() < 2, "one of them decides");
-        let limits = &policy.limiters()[0].choices[0];
-        let mut states: Vec<_> = limits.iter().map(Limit::fresh).collect();
-        let mut now = Timestamp::from_secs(1_700_000_000);
-        for (gap, cost) in calls {
-            now = now + Nanos::new(gap * 1_000_000);
-            let passes = |at: usize| limits[at].estimate(&states[at], now, cost.into()).unwrap().allowed;
-            let passes = [passes(0), passes(1)];
-            for idle in &idle {
-                prop_assert!(passes[*idle] || !passes[1 - idle], "{}\n{}", text, warnings);
-            }
-            if passes == [true, true] {
-                for (limit, state) in limits.iter().zip(&mut states) {
-                    prop_assert!(limit.apply(Op::Charge, state, now, cost.into(), now).allowed);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_share_of_nobody_or_of_one_bucket_is_warned_of() {
-    let policy = |limiter: &str| format!("trusted_proxies: []\nlimiters:\n  l: {{ {limiter} }}\n");
-    warned(&policy("rate: 5/s, sample: 0%"), &[(3, 27, "enforced for nobody", "`mode: dark`")]);
-    let one = "a share of one bucket is all or nothing";
-    warned(&policy("rate: 5/s, sample: 10%, per: global"), &[(3, 27, one, "`per: caller`")]);
-    warned(&policy("fleet: 5, for: get, sample: 10%"), &[(3, 36, one, "")]);
-    warned(&policy("rate: 5/s, sample: 100%, per: global"), &[]);
-    warned(&policy("rate: 5/s, sample: 10%"), &[]);
-    warned(&policy("rate: 5/s, sample: 0%, mode: dark"), &[]);
-}
-
-#[test]
-fn a_candidate_that_counts_nothing_is_warned_of() {
-    let policy = |limiter: &str| format!("trusted_proxies: []\nlimiters:\n  l: {{ {limiter} }}\n");
-    let wide = "this candidate counts nothing";
-    warned(&policy("rate: 5/s, candidate: 6/s"), &[(3, 30, wide, "`mode: dark`")]);
-    warned(&policy("rate: 5/s, candidate: 5/s"), &[(3, 30, wide, "")]);
-    warned(&policy("rate: [5/s, 100/h], candidate: 6/s"), &[(3, 39, wide, "")]);
-    warned(&policy("concurrency: 5, candidate: 5"), &[(3, 35, wide, "")]);
-    warned(&policy("fleet: 5, for: get, candidate: 6"), &[(3, 39, wide, "")]);
-    warned(&policy("fleet: 5, for: get, candidate: { reserve: 10% }"), &[(3, 39, wide, "")]);
-    for certain_of_nothing in [
-        "rate: 5/s, candidate: 4/s",
-        "rate: 5/s, candidate: { rate: 6/s, burst: 4 }",
-        "rate: 5/s, candidate: { rate: 4/s, burst: 6 }",
-        "rate: 5/s, candidate: { rate: [6/s, 100/h] }",
-        "rate: 5/s, candidate: 6/s, mode: dark",
-        "rate: 5/s, candidate: 6/s, sample: 10%",
-        "rate: 5/s, candidate: 6/s, cost: { response_header: x }",
-        "concurrency: 5, candidate: 4",
-        "fleet: 5, for: get, candidate: 4",
-        "fleet: 5, for: get, candidate: { reserve: 90% }",
-    ] {
-        warned(&policy(certain_of_nothing), &[]);
-    }
-    warned(&format!("{}mode: dark\n", policy("rate: 5/s, candidate: 6/s")), &[]);
-    let overridden = "identify: { caller: [header: k] }\noverrides: { a: { l: 9/s } }\n";
-    warned(&format!("{overridden}{}", policy("rate: 5/s, candidate: 6/s")), &[]);
-}
-
-#[test]
-fn networks_for_want_of_trusted_proxies_are_warned_of() {
-    let policy = |more: &str| format!("identify: {{ caller: [header: k] }}\n{more}\n");
-    let limiter = "limiters: { l: { rate: 5/s } }";
-    let network = "clients are known by their networks";
-    let tell = "add `trusted_proxies: [10.0.0.0/8]`";
-    warned(&policy(&format!("{limiter}\nblock: [192.0.2.1]")), &[(3, 1, network, tell)]);
-    warned(&policy(&format!("{limiter}\nallow: [192.0.2.1]")), &[(3, 1, network, tell)]);
-    for matches in ["{ network: 10.0.0.0/8 }", "{ path: /a, not: { network: 10.0.0.0/8 } }"] {
-        let limiters = format!("limiters: {{ l: {{ rate: 5/s, match: {matches} }} }}");
-        warned(&policy(&limiters), &[(2, 13, network, tell)]);
-        warned(&policy(&format!("classes: {{ a: {matches} }}\n{limiter}")), &[(2, 12, network, tell)]);
-        warned(&policy(&format!("{limiters}\ntrusted_proxies: []")), &[]);
-        warned(&policy(&format!("{limiters}\ntrusted_hops: 1")), &[]);
-    }
-    warned(&policy(&format!("{limiter}\nblock: [caller: a]")), &[]);
-    // What is missing is told of once.
-    warned(
-        "limiters:\n  l: { rate: 5/s }\nblock: [192.0.2.1]\n",
-        &[(2, 3, "one bucket for everybody", tell)],
-    );
-}
-
-#[test]
-fn addresses_as_names_where_nobody_is_known_by_one_are_warned_of() {
-    let policy = |caller: &str| {
-        format!(
-            "identify:\n  caller: {caller}\n  plan: table\n  table: {{ 203.0.113.1: a, b: a }}\n\
-             overrides: {{ '2001:db8::1': {{ l: 5/s }} }}\nallow: [caller: 203.0.113.2]\n\
-             trusted_proxies: []\nplans: {{ a: {{ rate: 5/s }} }}\nlimiters: {{ l: {{ rate: plan }} }}\n"
-        )
-    };
-    let nobody = "is nobody: callers are not known by their addresses here";
-    let expected = [
-        (4, 12, nobody, "add `ip` to `caller`"),
-        (5, 14, nobody, "add `ip` to `caller`"),
-        (6, 17, nobody, "write `network: 203.0.113.2`"),
-    ];
-    warned(&policy("[header: k]"), &expected);
-    warned(&policy("[header: k, ip]"), &[]);
-    let patterns = |pattern: &str| policy("[header: k, ip]").replace("b: a", &format!("'{pattern}': a"));
-    for pattern in ["203.0.113.*", "203.0.*", "203.*", "2001:db8:*"] {
-        warned(&patterns(pattern), &[(4, 28, "is of no address", "match: { network:")]);
-    }
-    for pattern in ["*", "1*", "v1.*", "sk_*"] {
-        warned(&patterns(pattern), &[]);
-    }
-}
-
-#[test]
-fn other_things_that_are_legal_and_not_meant_are_warned_of() {
-    let plans = "plans: { a: { rate: 5/s } }\nlimiters: {}\nidentify: { table: { b: a } }\n";
-    warned(plans, &[(3, 13, "no plan is looked for in this table", "plan: [table]")]);
-    warned(
-        "limiters: {}\nidentify: { jwt: { secret_env: S } }\n",
-        &[(2, 18, "no claim of a token is asked for", "")],
-    );
-    let off = "limiters:\n  l: { rate: 5/s, per: global, mode: off, candidate: 6/s }\n";
-    warned(off, &[(2, 3, "counts no candidate", "mode: dark")]);
-    let dear = "limiters:\n  l: { rate: 5/s, per: global, cost: 6 }\n";
-    warned(dear, &[(2, 3, "a request that costs 6 never passes where there are 5 at once", "burst")]);
-    warned("limiters:\n  l: { rate: 5/s, per: global, burst: 6, cost: 6 }\n", &[]);
 }
 
 /// Believes neither addresses nor files.

@@ -21,4 +21,5 @@ pub mod operate;
 pub mod run;
 pub mod settings;
 mod store;
+mod systemd;
 mod upstreams_watch;

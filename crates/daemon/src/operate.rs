@@ -1,6 +1,5 @@
 //! `tollgate status` and `tollgate switch`: operating a running instance through its admin door.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 pub use crate::admin::lines;
+use crate::settings;
 
 /// Where the instance is.
 #[derive(Args, Clone, Debug)]
@@ -44,10 +44,8 @@ impl Instance {
     }
 
     async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
-        let address: SocketAddr = self
-            .admin
-            .parse()
-            .with_context(|| format!("--admin {:?} is no address: write 127.0.0.1:8083", self.admin))?;
+        let address = settings::address("--admin", self.admin.trim(), "127.0.0.1:8083")
+            .map_err(|error| anyhow::anyhow!("{error}"))?;
         let asked = async {
             let stream = TcpStream::connect(address).await.with_context(|| {
                 format!("nobody answers at {address}: is `tollgate run` at work, and is this its admin door (--admin)?")

@@ -14,9 +14,10 @@ use tollgate_core::policy::{StoreChoice, Upstream};
 
 use crate::access_log::AccessLog;
 use crate::admin::{self, Admin};
-use crate::gateway::{self, Gateway};
+use crate::gateway::{self, Certificates, Gateway};
 use crate::settings::{self, Door, RunArguments};
 use crate::store::AnyStore;
+use crate::systemd::{self, Inherited};
 use crate::{demo_api, upstreams_watch};
 
 /// Where a policy is looked for when nobody says where it is.
@@ -102,14 +103,16 @@ pub fn run(arguments: &RunArguments) -> anyhow::Result<()> {
         .with_writer(io::stderr)
         .with_target(false)
         .try_init();
+    // Before there are threads: variables are taken out of the environment.
+    let inherited = Inherited::take()?;
     // Doors are served by the gateway's own threads; here is what looks after them.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let ended = runtime.block_on(serve(arguments));
+    let ended = runtime.block_on(serve(arguments, inherited));
     runtime.shutdown_timeout(Duration::from_millis(200));
     ended
 }
 
-async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
+async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result<()> {
     let mut ends = Ends::new()?;
     let started = Started::read(arguments)?;
     let overruling = overruling(arguments, started.is_demo).await?;
@@ -120,14 +123,16 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         arguments.gateway.as_deref(),
         policy.gateway().listen.as_deref(),
         "127.0.0.1:8080",
-    )?;
+    )?
+    .opened_by(inherited.gateway.as_ref())?;
     let admin_door = Door::choose(
         "admin door",
         "--admin",
         arguments.admin.as_deref(),
         policy.admin_listen(),
         "127.0.0.1:8083",
-    )?;
+    )?
+    .opened_by(inherited.admin.as_ref())?;
     admin::check(&admin_door, arguments.token.as_deref())?;
     if gateway_door.address.is_none() && admin_door.address.is_none() {
         anyhow::bail!("both doors are off: there is nothing to do. Open one with --gateway or --admin");
@@ -139,9 +144,10 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         }
     }
     let folder = started.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
-    let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, &folder)).transpose()?;
+    let certificates = Certificates::read(policy.gateway(), &folder)?;
     // Before anything else is begun: whoever cannot have his door should know at once.
-    let (gateway_listener, admin_listener) = (gateway_door.open().await?, admin_door.open().await?);
+    let gateway_listener = gateway_door.open(inherited.gateway).await?;
+    let admin_listener = admin_door.open(inherited.admin).await?;
     let secret = std::env::var("TOLLGATE_SECRET").ok();
     let store = AnyStore::open(policy.store(), secret).context("the store")?;
     let log = match arguments.access_log.as_deref().or(policy.gateway().access_log.as_deref()) {
@@ -161,8 +167,13 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         .threads
         .map(usize::from)
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-    let gateway =
-        Gateway::start(limiter.clone(), policy.clone(), tls, log, threads.unwrap_or(1).clamp(1, 1024))?;
+    let gateway = Gateway::start(
+        limiter.clone(),
+        policy.clone(),
+        certificates,
+        log,
+        threads.unwrap_or(1).clamp(1, 1024),
+    )?;
     let shared = Arc::clone(&gateway.shared);
     limiter.set_companion(Follower {
         shared: Arc::clone(&shared),
@@ -188,15 +199,21 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
         limiter: &limiter,
     };
     told.write(&mut io::stderr().lock())?;
+    let path = started.path.as_deref();
+    systemd::ready(match started.wrong {
+        Some(_) => "THE POLICY IS OF NO USE: everything passes",
+        None => "at work",
+    });
+    tokio::spawn(systemd::keep_saying_alive(gateway.runtimes()));
     match gateway_listener {
         Some(listener) => {
-            let path = started.path.as_deref();
             let mut accepting = pin!(gateway.accept(listener));
             tokio::select! {
                 () = accepting.as_mut() => {}
                 () = ends.told_to_end(|| reload(&limiter, path)) => {
                     // Whoever sends requests here is told, and has time to hear it.
                     is_ready.end();
+                    systemd::stopping("ending: requests in progress are answered");
                     let notice = Duration::from(shared.site.load().policy.gateway().timeouts.notice);
                     if !notice.is_zero() {
                         tracing::info!("ending: not ready any more; connections are taken for another {notice:?}");
@@ -211,7 +228,10 @@ async fn serve(arguments: &RunArguments) -> anyhow::Result<()> {
                 }
             }
         }
-        None => ends.told_to_end(|| reload(&limiter, started.path.as_deref())).await,
+        None => {
+            ends.told_to_end(|| reload(&limiter, path)).await;
+            systemd::stopping("ending");
+        }
     }
     drop(watcher);
     is_ready.end();
@@ -271,7 +291,13 @@ fn reload(limiter: &Limiter<AnyStore>, path: Option<&Path>) {
     let Some(path) = path else {
         return tracing::warn!("there is no policy file that could be loaded again");
     };
-    match limiter.reload_file(path) {
+    systemd::reloading();
+    let loaded = limiter.reload_file(path);
+    systemd::ready(match &loaded {
+        Ok(_) => "at work",
+        Err(_) => "the policy was not loaded, the one before it goes on",
+    });
+    match loaded {
         Ok(unwise) if unwise.is_empty() => tracing::info!(path = %path.display(), "the policy was loaded"),
         Ok(unwise) => {
             tracing::warn!(path = %path.display(), "the policy was loaded, and is unwise:\n{unwise}")
@@ -304,10 +330,9 @@ impl Companion for Follower {
         {
             tracing::warn!("`listen` has changed: doors move only with a new start");
         }
-        let tls = policy.gateway().tls.as_ref().map(|tls| gateway::acceptor(tls, folder)).transpose();
-        let tls = tls.map_err(|error| error.to_string())?;
+        let certificates = Certificates::read(policy.gateway(), folder).map_err(|error| error.to_string())?;
         let shared = Arc::clone(&self.shared);
-        Ok(Box::new(move || shared.put_to_work(policy, tls)))
+        Ok(Box::new(move || shared.put_to_work(policy, certificates)))
     }
 }
 

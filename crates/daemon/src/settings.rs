@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
-use tollgate_core::policy::{Server, parse_server};
+use tollgate_core::policy::{Server, address_in_url, parse_address, parse_server};
 
 /// Flags of `tollgate run`, and variables of the environment for each of them.
 #[derive(Args, Clone, Debug, Default)]
@@ -59,18 +59,31 @@ impl Door {
         let text = flag_or_environment.or(policy).unwrap_or(usual).trim();
         let address = match text {
             "off" => None,
-            text => Some(text.parse().ok().with_context(|| {
-                let port = text.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok());
-                let port = port.unwrap_or_else(|| usual.rsplit(':').next().unwrap_or("8080"));
-                format!("{flag} {text:?} is no address: write {flag} 127.0.0.1:{port}, or {flag} off")
-            })?),
+            text => {
+                Some(address(flag, text, usual).map_err(|error| anyhow::anyhow!("{error}, or {flag} off"))?)
+            }
         };
         Ok(Self { name, flag, address })
     }
 
-    /// Takes the address. An error says which door it is and how to move it.
-    pub async fn open(&self) -> anyhow::Result<Option<tokio::net::TcpListener>> {
+    /// The same door where a socket was opened for it, which goes before all that is said of its address. One that is off
+    /// stays so.
+    pub(crate) fn opened_by(mut self, listener: Option<&std::net::TcpListener>) -> anyhow::Result<Self> {
+        if let (Some(address), Some(listener)) = (&mut self.address, listener) {
+            *address = listener.local_addr()?;
+        }
+        Ok(self)
+    }
+
+    /// Takes the address, unless that was done before. An error says which door it is and how to move it.
+    pub(crate) async fn open(
+        &self,
+        opened: Option<std::net::TcpListener>,
+    ) -> anyhow::Result<Option<tokio::net::TcpListener>> {
         let Some(address) = self.address else { return Ok(None) };
+        if let Some(listener) = opened {
+            return Ok(Some(tokio::net::TcpListener::from_std(listener)?));
+        }
         let Self { name, flag, .. } = self;
         match listen(address) {
             Ok(listener) => Ok(Some(listener)),
@@ -85,6 +98,18 @@ impl Door {
             }
         }
     }
+}
+
+/// The address that a flag names. An error says what to write.
+pub(crate) fn address(flag: &str, text: &str, usual: &str) -> Result<SocketAddr, String> {
+    parse_address(text).ok_or_else(|| match address_in_url(text) {
+        Some(address) => format!("{flag} {text:?} is a URL, and no address: write {flag} {address}"),
+        None => {
+            let port = text.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok());
+            let port = port.unwrap_or_else(|| usual.rsplit(':').next().unwrap_or("8080"));
+            format!("{flag} {text:?} is no address: write {flag} 127.0.0.1:{port}")
+        }
+    })
 }
 
 fn listen(address: SocketAddr) -> std::io::Result<tokio::net::TcpListener> {

@@ -75,6 +75,10 @@ impl Store for AnyStore {
         either!(self, store => Store::redefine(store, rule, limit, at))
     }
 
+    fn supersede(&self, old: Rule, new: Rule) {
+        either!(self, store => Store::supersede(store, old, new))
+    }
+
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         either!(self, store => Store::charge(store, charges, at).await)
     }

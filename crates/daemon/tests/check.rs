@@ -60,6 +60,7 @@ const GOOD: &str = "\
 trusted_proxies: []
 plans: { free: { rate: 5/s }, pro: { rate: 50/s } }
 limiters: { request-rate: { rate: plan } }
+identify: { plan: table, table: { sk_1: pro } }
 ";
 
 #[test]
@@ -325,12 +326,13 @@ gateway:
   upstream: http://127.0.0.1:9000
   upstreams:
     reports: { servers: [http://127.0.0.1:9001, http://127.0.0.1:9002], match: /reports/*, protocol: http2, workers: 50, health: { path: /healthz, every: 5s, timeout: 2s } }
-    search: { servers: http://127.0.0.1:9003, match: [GET /search], health: /healthz }
+    search: { servers: https://127.0.0.1:9003, match: [GET /search], health: /healthz, ca: ca.pem }
   tls: { certificate: server.pem, key: server.key, client_ca: ca.pem }
   proxy_protocol: yes
-  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, idle: 75s, notice: 5s, drain: 30s }
+  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, whole: 1h, idle: 75s, notice: 5s, drain: 30s }
   max_head: 64KB
   max_body: 10MB
+  min_rate: 1KB
   access_log: stdout
   log: refused
 admin: { listen: 127.0.0.1:8083 }
@@ -466,6 +468,37 @@ fn the_schema_and_the_reader_agree_on_what_may_stand_where() {
         (limiter("{ workers: { source: gpu } }"), false),
         (limiter("{ workers: [] }"), false),
         (limiter("[]"), false),
+        (limiter("{ rate: 0/s }"), false),
+        (limiter("{ rate: 5/0s }"), false),
+        (limiter("{ rate: 0_10/s }"), true),
+        (limiter("{ rate: 5/s, concurrency: 5 }"), false),
+        (limiter("{ per: caller }"), false),
+        (limiter("{ rate: 5/s, candidate: 0/s }"), false),
+        (limiter("{ rate: 5/s, cost: 0 }"), false),
+        (limiter("{ rate: 5/s, cost: given }"), true),
+        (limiter("{ rate: 5/s, cost: { otherwise: 5 } }"), false),
+        (limiter("{ rate: 5/s, cost: { header: x, max: 0 } }"), false),
+        (limiter("{ rate: 5/s, cost: { header: x y } }"), false),
+        (limiter("{ rate: 5/s, per: { header: x y } }"), false),
+        (limiter("{ rate: 5/s, match: [header x(y): z] }"), false),
+        (limiter("{ rate: 5/s, sample: 200% }"), false),
+        (limiter("{ rate: 5/s, sample: 100.01% }"), false),
+        (limiter("{ rate: 5/s, sample: 100.0% }"), true),
+        (limiter("{ rate: 5/s, sample: 0.5% }"), true),
+        (limiter("{ concurrency: 0 }"), false),
+        (limiter("{ concurrency: 5, lease: 0s }"), false),
+        (limiter("{ fleet: 0 }"), false),
+        (limiter("{ fleet: 99999999999 }"), false),
+        (limiter("{ workers: { source: { in_flight: 0 } } }"), false),
+        (limiter("{ workers: { source: { latency: 0s } } }"), false),
+        ("limiters: {}\ntrusted_hops: 0".to_owned(), false),
+        ("limiters: {}\ntrusted_hops: 33".to_owned(), false),
+        ("limiters: {}\nidentify: { ipv6_prefix: 8 }".to_owned(), false),
+        ("limiters: {}\nidentify: { caller: [{ header: a, cookie: b }] }".to_owned(), false),
+        ("limiters: {}\nidentify: { caller: [header: a b] }".to_owned(), false),
+        ("limiters: {}\nanswers: { docs_url: example.com }".to_owned(), false),
+        ("limiters: {}\ngateway: { timeout: 0s }".to_owned(), false),
+        ("limiters: {}\ngateway: { timeouts: { drain: 0s } }".to_owned(), true),
         ("limiters: {}\nclasses: { a: { path: /a } }".to_owned(), true),
         ("limiters: {}\nclasses: { a: 5 }".to_owned(), false),
         ("limiters: []".to_owned(), false),

@@ -137,6 +137,7 @@ async fn cookies_in_pieces_are_one_line_for_http1() {
     assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
     assert_eq!(upstream.last().header("cookie"), ["a=1; b=2"]);
     assert_eq!(upstream.last().line, "GET /?q=1 HTTP/1.1");
+    assert_eq!(upstream.last().header("via"), ["2.0 tollgate"]);
 }
 
 #[tokio::test]

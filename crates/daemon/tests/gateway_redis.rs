@@ -51,10 +51,14 @@ fn no_request_fails_while_redis_is_killed_and_comes_back() {
     wait_until("it is noticed", || readiness(&tollgate).1.contains("degraded"));
     ask_more(500);
     assert_eq!(readiness(&tollgate).0, 200);
+    tollgate.comes_to("tollgate_store_breakers_open", 1.0);
+    assert!(tollgate.metric("tollgate_store_local_keys") > 0.0);
+    assert!(tollgate.metric("tollgate_store_local_bytes") > 0.0);
     let during = tollgate.get("/", &[("x-api-key", "another")]);
     assert_eq!((during.status, during.header("x-tollgate-degraded")), (200, "true"));
     redis.restart();
     wait_until("it is used again", || readiness(&tollgate) == (200, "ready\n".to_owned()));
+    assert_eq!(tollgate.metric("tollgate_store_breakers_open"), 0.0);
     ask_more(200);
     let after = tollgate.get("/", &[("x-api-key", "another")]);
     assert_eq!((after.status, after.header("x-tollgate-degraded")), (200, ""));

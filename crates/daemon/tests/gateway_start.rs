@@ -94,6 +94,10 @@ fn flags_that_make_no_sense_are_told_what_would() {
             &["--admin", "here"],
             "--admin \"here\" is no address: write --admin 127.0.0.1:8083, or --admin off",
         ),
+        (
+            &["--admin", "http://localhost:8083/metrics"],
+            "--admin \"http://localhost:8083/metrics\" is a URL, and no address: write --admin localhost:8083, or --admin off",
+        ),
         (&["--upstream", "localhost:9000"], "write http://localhost:9000"),
         (&["--upstream", "http://localhost:9000/api"], "so write http://localhost:9000"),
         (&["--upstream", &own], "is the gateway itself"),
@@ -111,6 +115,27 @@ fn flags_that_make_no_sense_are_told_what_would() {
         let said = folder.fails(&all);
         assert!(said.starts_with("error: ") && said.contains(part), "{arguments:?}: {said}");
     }
+}
+
+#[test]
+fn localhost_is_an_address_for_doors_and_for_those_who_ask_there() {
+    let upstream = Upstream::hello();
+    let folder = Folder::new(Some(OPEN));
+    let [gateway, admin] = [(); 2].map(|()| format!("localhost:{}", free_port()));
+    let flags = ["--gateway", &gateway, "--admin", &admin, "--upstream", &upstream.url()];
+    let said = folder.begins(&flags, &[]);
+    assert!(said.contains(&format!("http://{}\n", gateway.replace("localhost", "127.0.0.1"))), "{said}");
+    let said = folder.fails(&["status", "--admin", "http://localhost:8083"]);
+    assert!(said.contains("is a URL, and no address: write --admin localhost:8083"), "{said}");
+    let said = folder.fails(&["status", "--admin", &admin]);
+    assert!(said.contains("nobody answers at 127.0.0.1:"), "{said}");
+}
+
+#[test]
+fn a_server_whose_host_is_not_known_is_told_at_once() {
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", "http://no-such-host.invalid:9000"]);
+    tollgate.says("the host of this server is not known");
+    assert_eq!(tollgate.get("/", &[]).status, 502);
 }
 
 #[test]

@@ -47,6 +47,17 @@ fn all_limiters_can_be_switched_off_at_once() {
 }
 
 #[test]
+fn in_the_dark_the_metrics_tell_whom_the_block_list_would_have_refused() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(&format!("block: [127.0.0.0/8]\ntrusted_proxies: []\n{POLICY}"), &upstream);
+    assert_eq!(statuses(&tollgate), [403; 3]);
+    assert_eq!(switch(&tollgate, &["--all", "dark"]).1, Some(0));
+    assert_eq!(statuses(&tollgate), [200; 3]);
+    let metrics = ["tollgate_blocked_by_list_total", "tollgate_would_block_by_list_total"];
+    assert_eq!(metrics.map(|name| tollgate.metric(name)), [3.0; 2]);
+}
+
+#[test]
 fn a_switch_outlives_a_reload() {
     let upstream = Upstream::hello();
     let tollgate = gateway(POLICY, &upstream);
@@ -104,6 +115,6 @@ fn an_instance_that_is_not_there_is_told() {
     assert!(said.contains("is no admin door of a Tollgate: it answered 200"), "{said}");
     assert_eq!(code, Some(2));
     let (said, code) = command(&["status", "--admin", "localhost"]);
-    assert!(said.contains("\"localhost\" is no address: write 127.0.0.1:8083"), "{said}");
+    assert!(said.contains("\"localhost\" is no address: write --admin 127.0.0.1:8083"), "{said}");
     assert_eq!(code, Some(2));
 }

@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate_testkit::http::Upstream;
-use tollgate_testkit::{Certificates, Tollgate};
+use tollgate_testkit::{Certificates, Tollgate, wait_until};
 
 fn certificates(folder: &Path, name: &str) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
     let chain = CertificateDer::pem_file_iter(folder.join(format!("{name}.pem"))).unwrap();
@@ -155,19 +155,6 @@ async fn without_a_certificate_of_the_authority_nobody_comes_in() {
     assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
 }
 
-#[tokio::test]
-async fn a_new_certificate_is_used_after_a_reload() {
-    let upstream = Upstream::hello();
-    let tollgate = start(TLS, &upstream, write_certificates);
-    assert!(connect(&tollgate, "http/1.1", None).await.is_ok());
-    Certificates::write(tollgate.folder());
-    assert!(connect(&tollgate, "http/1.1", None).await.is_err(), "nobody has said yet that it is to be used");
-    tollgate.signal("HUP");
-    tollgate.says("the policy was loaded");
-    let stream = connect(&tollgate, "http/1.1", None).await.unwrap();
-    assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
-}
-
 /// A server that is reached over TLS and says which HTTP it was spoken to.
 async fn secure_server(folder: &Path, protocols: &[&str]) -> SocketAddr {
     let (chain, key) = certificates(folder, "server");
@@ -237,4 +224,54 @@ async fn a_server_over_tls_is_asked_if_its_certificate_is_trusted() {
         assert_eq!(ask_plainly(&doubting, &[]).await.0, 502);
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_show_a_certificate_of_the_authority_that_their_upstream_names() {
+    let folder = std::env::temp_dir().join(format!("tollgate-test-{}-authority", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    Certificates::write(&folder);
+    let server = secure_server(&folder, &["http/1.1"]).await.port();
+    let policy = format!(
+        "gateway: {{ upstreams: {{ all: {{ servers: 'https://localhost:{server}', ca: ca.pem }} }} }}\nlimiters: {{}}\n"
+    );
+    let tollgate = Tollgate::start_in(BINARY, &policy, &[], &[], |own| {
+        // Of another authority, for now.
+        Certificates::write(own);
+    });
+    assert_eq!(ask_plainly(&tollgate, &[]).await.0, 502);
+    std::fs::copy(folder.join("ca.pem"), tollgate.folder().join("ca.pem")).unwrap();
+    tollgate.says("the policy was loaded");
+    assert_eq!(ask_plainly(&tollgate, &[]).await, (200, "HTTP/1.1".to_owned()));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The certificate that the gateway shows, if it is of the authority in its folder.
+fn shown(runtime: &tokio::runtime::Runtime, tollgate: &Tollgate) -> Option<CertificateDer<'static>> {
+    let stream = runtime.block_on(connect(tollgate, "http/1.1", None)).ok()?;
+    stream.get_ref().1.peer_certificates()?.first().map(|certificate| certificate.clone().into_owned())
+}
+
+#[test]
+fn certificates_that_are_renewed_are_shown_though_the_policy_is_as_it_was() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let upstream = Upstream::hello();
+    let policy = "gateway: { tls: { certificate: certs/server.pem, key: certs/server.key } }\nlimiters: {}\n";
+    let write = |folder: &Path| {
+        std::fs::create_dir_all(folder.join("certs")).unwrap();
+        write_certificates(&folder.join("certs"));
+        std::fs::copy(folder.join("certs/ca.pem"), folder.join("ca.pem")).unwrap();
+    };
+    let tollgate = start(policy, &upstream, write);
+    let first = shown(&runtime, &tollgate).unwrap();
+    // One that is half written, or of no use, changes nothing.
+    std::fs::write(tollgate.folder().join("certs/server.pem"), "-----BEGIN").unwrap();
+    tollgate.says("the one before it goes on");
+    assert_eq!(shown(&runtime, &tollgate), Some(first));
+    write(tollgate.folder());
+    wait_until("the new one is shown", || shown(&runtime, &tollgate).is_some());
+    // The same if somebody asks for it.
+    write(tollgate.folder());
+    tollgate.signal("HUP");
+    wait_until("the newest is shown", || shown(&runtime, &tollgate).is_some());
 }

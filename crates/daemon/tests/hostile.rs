@@ -718,3 +718,69 @@ fn no_form_of_a_path_gets_past_its_limiter_and_the_server_gets_the_very_bytes() 
         assert_eq!(upstream.last().line, format!("POST {target} HTTP/1.1"));
     }
 }
+
+#[test]
+fn heads_that_are_none_are_counted_and_written_down() {
+    let upstream = Upstream::hello();
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let mut tollgate = Tollgate::start(BINARY, ONE, &flags);
+    let large = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "a".repeat(100_000));
+    for (head, status) in [("GET / HTTP/1.1\nhost: a\n\n", 400), ("what?\r\n\r\n", 400), (&large, 431)] {
+        let mut client = tollgate.client();
+        let _ = client.stream().write_all(head.as_bytes());
+        assert_eq!(client.try_read(false).map_or(status, |answer| answer.status), status);
+    }
+    tollgate.comes_to("tollgate_http_answers_total{status=\"4xx\"}", 3.0);
+    tollgate.signal("TERM");
+    let log = tollgate.folder().join("access.log");
+    assert!(tollgate.ends(SOON));
+    let log = std::fs::read_to_string(log).unwrap();
+    let count = |status: &str| {
+        let is_one = |line: &&str| line.contains("\"error\":\"malformed\"") && line.contains(status);
+        log.lines().filter(is_one).count()
+    };
+    assert_eq!((count("\"status\":400"), count("\"status\":431")), (2, 1), "{log}");
+}
+
+/// Bounds that a test can wait for: a megabyte a second at least.
+const FAST: &str = "gateway: { min_rate: 1MB, timeouts: { body: 1s } }\n";
+/// Another for all of a body.
+const WHOLE: &str = "gateway: { timeouts: { whole: 1s } }\n";
+
+#[test]
+fn a_body_below_the_least_rate_or_without_end_is_broken_off() {
+    for (bounds, pause) in [(FAST, Duration::from_millis(50)), (WHOLE, Duration::from_millis(1))] {
+        let upstream = Upstream::by_hand(|_, mut client| while !client.read_some().is_empty() {});
+        let tollgate = gateway(&format!("{ONE}{bounds}"), &upstream);
+        let mut client = tollgate.client();
+        client.send("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000000\r\n\r\n");
+        let begun = Instant::now();
+        // It always comes soon, and is never enough.
+        while client.stream().write_all(&[b'a'; 10_000]).is_ok() {
+            assert!(begun.elapsed() < SOON, "{bounds}");
+            std::thread::sleep(pause);
+        }
+        tollgate.comes_to_rest();
+    }
+}
+
+#[test]
+fn an_answer_that_is_taken_below_the_least_rate_or_without_end_is_broken_off() {
+    for (bounds, pause) in [(FAST, Duration::from_millis(100)), (WHOLE, Duration::from_millis(1))] {
+        let upstream = Upstream::by_hand(|_, mut client| {
+            let _ = client.stream().write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+            while client.stream().write_all(&[b'a'; 65_536]).is_ok() {}
+        });
+        let tollgate = gateway(&format!("{ONE}{bounds}"), &upstream);
+        let mut client = tollgate.client();
+        client.send("GET /x HTTP/1.1\r\nhost: a\r\n\r\n");
+        assert_eq!(client.read_head().status, 200);
+        let begun = Instant::now();
+        while tollgate.metric("tollgate_requests_in_flight") > 0.0 {
+            assert!(begun.elapsed() < SOON, "{bounds}");
+            client.read_some();
+            std::thread::sleep(pause);
+        }
+        tollgate.comes_to_rest();
+    }
+}

@@ -209,6 +209,27 @@ fn what_is_no_request_of_the_door_is_refused_and_comes_back_harmless() {
 }
 
 #[test]
+fn what_is_not_said_in_json_is_answered_in_json() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(LIMITED, &upstream);
+    for (kind, body, status) in
+        [("text/plain", OFF, 415), ("application/json", b"{", 400), ("application/json", b"[1]", 400)]
+    {
+        for path in ["/api/mode", "/api/limiters/rate/mode", "/api/utilization"] {
+            let answer = ask(&tollgate, "POST", path, &[("content-type", kind)], body);
+            assert_eq!(
+                (answer.status, answer.header("content-type")),
+                (status, "application/problem+json"),
+                "{path} {answer:?}"
+            );
+            let problem: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+            assert_eq!(problem["status"], status);
+        }
+    }
+    assert_eq!(mode(&tollgate, &[]), "enforce");
+}
+
+#[test]
 fn a_body_of_ten_megabytes_is_not_read() {
     let upstream = Upstream::hello();
     let tollgate = gateway(LIMITED, &upstream);
@@ -373,7 +394,7 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
 #[test]
 fn clients_of_the_door_that_do_not_come_to_an_end_are_closed_in_time() {
     let upstream = Upstream::hello();
-    let tollgate = gateway(&format!("{LIMITED}gateway: {{ timeouts: {{ idle: 1s, body: 1s }} }}"), &upstream);
+    let tollgate = gateway(&format!("{LIMITED}gateway: {{ timeouts: {{ head: 1s, body: 1s }} }}"), &upstream);
     let mut clients: Vec<Client> = (0..200).map(|_| Client::connect(tollgate.admin)).collect();
     for (number, client) in clients.iter_mut().enumerate() {
         match number % 3 {

@@ -152,6 +152,39 @@ fn floods_of_frames_that_cost_their_sender_nothing_cost_us_no_memory() {
 }
 
 #[test]
+fn frames_that_ask_for_nothing_by_the_thousand_end_the_connection() {
+    survives(|tollgate, _| {
+        let ping = Frame::new(kind::PING, 0, 0, [0; 8]);
+        let settings = Frame::new(kind::SETTINGS, 0, 0, [0, 4, 0, 1, 0, 0]);
+        let priority = Frame::new(2, 0, 1, [0, 0, 0, 0, 7]);
+        for frame in [ping, settings, priority] {
+            let mut client = Http2::connect(tollgate.gateway);
+            // As many as a lively client may send.
+            client.send_bytes(&frame.bytes().repeat(1000));
+            assert_eq!(client.get(1, "/x").status(), 200);
+            let mut sender = client.stream().try_clone().unwrap();
+            let flood = frame.bytes().repeat(20_000);
+            let sending = std::thread::spawn(move || std::io::Write::write_all(&mut sender, &flood));
+            assert!(client.closes(SOON).is_some(), "{frame:?}");
+            let _ = sending.join();
+        }
+    });
+}
+
+#[test]
+fn a_length_that_is_said_twice_is_none_even_if_it_is_the_same() {
+    survives(|tollgate, upstream| {
+        let before = upstream.received().len();
+        let mut client = Http2::connect(tollgate.gateway);
+        let twice = [request("POST", "/x"), vec![("content-length", "3"), ("content-length", "3")]].concat();
+        client.ask(1, &twice, false);
+        client.send(&Frame::new(kind::DATA, flag::END_STREAM, 1, *b"abc"));
+        assert_eq!(client.outcome(1).status(), 400);
+        assert_eq!(upstream.received().len(), before);
+    });
+}
+
+#[test]
 fn heads_that_are_no_http_end_their_stream_and_never_reach_the_server() {
     survives(|tollgate, upstream| {
         let mut fields: Vec<(&str, Vec<(&str, &str)>)> = Vec::new();

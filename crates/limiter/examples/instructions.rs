@@ -15,11 +15,13 @@ const KEY: &str = "user:0000000000000000042";
 /// A name, and what to run N times.
 type Scenario = (&'static str, fn(u64));
 
-const SCENARIOS: [Scenario; 9] = [
+const SCENARIOS: [Scenario; 10] = [
     ("token-bucket-admitted", |n| repeat(n, &limiter(Quota::per_second(1_000_000_000)))),
     ("token-bucket-any-ratio", |n| repeat(n, &limiter(Quota::per_second(333).burst(1_000_000)))),
     ("token-bucket-refused", |n| repeat(n, &limiter(Quota::per_hour(1)))),
     ("token-bucket-new-key", new_keys),
+    // What others have must not make it dearer.
+    ("new-key-of-1000-limits", new_keys_of_many),
     ("fixed-window", |n| repeat(n, &limiter(Quota::per_hour(1_000_000).fixed_window()))),
     ("sliding-window", |n| repeat(n, &limiter(Quota::per_hour(500_000).sliding_window()))),
     ("sliding-log-refused", |n| repeat(n, &limiter(Quota::per_hour(10).sliding_log()))),
@@ -68,7 +70,16 @@ fn repeat(n: u64, limiter: &RateLimiter) {
 }
 
 fn new_keys(n: u64) {
-    let limiter = limiter(Quota::per_hour(1));
+    check_new_keys(n, &limiter(Quota::per_hour(1)));
+}
+
+fn new_keys_of_many(n: u64) {
+    let builder = RateLimiter::builder(Quota::per_hour(1));
+    let plans = (2..=1000).fold(builder, |all, count| all.plan(count.to_string(), Quota::per_hour(count)));
+    check_new_keys(n, &built(plans));
+}
+
+fn check_new_keys(n: u64, limiter: &RateLimiter) {
     for key in 0..n {
         black_box(limiter.check(black_box(key)).is_ok());
     }

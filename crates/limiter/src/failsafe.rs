@@ -130,6 +130,16 @@ impl<S: Store> Failsafe<S> {
         &self.shared
     }
 
+    /// The memory store that it falls back on.
+    ///
+    /// ```
+    /// # use tollgate::{Failsafe, MemoryStore};
+    /// assert_eq!(Failsafe::new(MemoryStore::new()).local().count_keys(None), 0);
+    /// ```
+    pub fn local(&self) -> &MemoryStore {
+        &self.local
+    }
+
     /// As [`define`](Store::define), and says what becomes of the limit while the shared store is away.
     ///
     /// ```
@@ -364,6 +374,12 @@ impl<S: Store> Store for Failsafe<S> {
             });
         }
         Ok(())
+    }
+
+    fn supersede(&self, old: Rule, new: Rule) {
+        if let (Ok(old), Ok(new)) = (self.guarded(old), self.guarded(new)) {
+            self.shared.supersede(old.shared, new.shared);
+        }
     }
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {

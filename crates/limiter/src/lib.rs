@@ -70,8 +70,9 @@
 //!
 //! # What to rely on
 //!
-//! * **Exact.** Times and counts are integers; 7 per second is 7 per second for ever. A refusal's `retry_after` is
-//!   the smallest wait after which the same call passes.
+//! * **Exact.** Times and counts are integers; 7 per second is 7 per second for ever. Where a rate refuses, `retry_after`
+//!   is the smallest wait after which the same call passes, as long as nobody else calls and the limit stays the same. When
+//!   a place among those in progress comes free nobody knows: there it is a moment, and no promise.
 //! * **All or nothing.** With several limits ([`RateLimiterBuilder::and`]) a refused call costs nothing anywhere.
 //! * **Bounded.** A store has a ceiling in bytes ([`MemoryStoreBuilder::max_bytes`]). A flood of keys cannot pass
 //!   it, and does not give anyone a fresh burst either. No thread sweeps.

@@ -1,11 +1,15 @@
 //! A quota that changes all the time. In a file of its own, because it measures the process.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
 mod common;
 
 use std::time::Duration;
 
 use common::*;
-use tollgate::{ManualClock, MemoryStore, Quota, RateLimiter};
+use tollgate::core::limit::{Ask, Op};
+use tollgate::core::store::Charge;
+use tollgate::{Key, ManualClock, MemoryStore, Quota, RateLimiter};
 
 /// A quota that is adjusted all the time, as by an automatic controller, costs neither time nor limits, and little
 /// memory: every change leaves a record behind.
@@ -45,4 +49,20 @@ fn new_keys_do_not_pay_for_changes_that_others_have_not_seen() {
         let _ = limiter.check(key);
     }
     assert_eq!(limiter.store().stats().failed_open, 0);
+}
+
+/// Found by a reader: the first call of a key grew with the number of limits of its family, and making them known with its square.
+#[test]
+fn neither_new_keys_nor_new_limits_pay_for_other_limits_of_their_family() {
+    let store = MemoryStore::builder().max_bytes(1 << 20).build();
+    let limit = |count: u64| Quota::per_day(count).limit().unwrap();
+    // At what it cost before, this would take minutes, and what follows longer.
+    let rules: Vec<_> = (1..=50_000).map(|count| store.define("it", limit(count))).collect();
+    for key in 0..100_000_u64 {
+        // Some are evicted, under ever other limits.
+        let rule = rules[key as usize % rules.len()];
+        let outcome = key.with(|key| store.decide(Op::Charge, Charge { rule, key, ask: Ask::from(1) }, None));
+        assert!(outcome.unwrap().allowed || key > 40_000);
+    }
+    assert_eq!(store.define("it", limit(50_000)), rules[49_999]);
 }

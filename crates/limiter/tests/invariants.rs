@@ -222,16 +222,90 @@ fn the_block_list_can_be_switched_off_with_everything_else() {
 }
 
 #[test]
-fn what_a_door_says_of_a_cost_is_for_rates() {
-    let policy =
-        "limiters: { tokens: { rate: 1000/d, per: global }, places: { concurrency: 2, per: global } }";
+fn in_the_dark_who_is_blocked_is_counted_and_goes_on_to_the_limiters() {
+    let policy = "block: [caller: mallory]\nlimiters: { rate: { rate: 2/d }, other: { rate: 100/d } }";
     let (limiter, _) = limiter(policy);
-    let facts = Facts { cost: Some(400), ..Facts::default() };
+    let facts = Facts { method: "POST", caller: Some("mallory"), ..Facts::default() };
+    assert!(limiter.admit_now(&facts).is_err());
+    limiter.switch_all(Some(Mode::Dark));
+    for _ in 0..5 {
+        assert_eq!(&*limiter.admit_now(&facts).unwrap().decision().class, "post");
+    }
+    let report = limiter.report();
+    assert_eq!((report.totals.blocked_by_list, report.totals.would_block_by_list), (1, 5));
+    let [rate, other] = [&report.limiters[0].stats, &report.limiters[1].stats];
+    assert_eq!((rate.asked, rate.would_refuse, other.asked, other.would_refuse), (5, 3, 5, 0));
+    let post = report.classes.iter().find(|(name, _)| &**name == "post").unwrap();
+    assert_eq!((post.1.passed, post.1.refused), (5, 0));
+    // Off is off: nothing is asked, and nothing counted.
+    limiter.switch_all(Some(Mode::Off));
+    assert_eq!(&*limiter.admit_now(&facts).unwrap().decision().class, "post");
+    let report = limiter.report();
+    assert_eq!((report.totals.would_block_by_list, report.limiters[0].stats.asked), (5, 5));
+}
+
+#[test]
+fn who_is_on_the_allow_list_has_its_class_and_plan() {
+    let policy = "identify: { plan: table, table: { ops: pro } }
+plans: { free: { rate: 1/d }, pro: { rate: 1/d } }
+limiters: { rate: { rate: plan } }
+allow: [caller: ops]";
+    let (limiter, _) = limiter(policy);
+    let facts = Facts { method: "POST", caller: Some("ops"), ..Facts::default() };
+    for _ in 0..3 {
+        let permit = limiter.admit_now(&facts).unwrap();
+        let decision = permit.decision();
+        assert_eq!((&*decision.class, decision.plan.as_deref()), ("post", Some("pro")));
+        assert!(decision.standings.is_empty() && permit.headers().is_empty(), "no limit was asked");
+        assert_eq!(limiter.report().in_flight, 1);
+    }
+    let report = limiter.report();
+    assert_eq!((report.totals.allowed_by_list, report.limiters[0].stats.asked, report.in_flight), (3, 0, 0));
+}
+
+#[test]
+fn a_candidate_is_for_those_who_have_no_limit_of_their_own() {
+    let policy = "plans: { a: { rate: 100/d }, b: { rate: 50/d } }
+limiters: { rate: { rate: plan, candidate: 2/d } }
+overrides: { big: { rate: 1000/d }, free: { rate: unlimited }, other: { plan: b } }";
+    let (limiter, _) = limiter(policy);
+    let refused = |caller: &str| {
+        let before = limiter.report().limiters[0].stats.candidate_refused;
+        let facts = Facts { caller: Some(caller), ..Facts::default() };
+        (0..5).for_each(|_| drop(limiter.admit_now(&facts).unwrap()));
+        limiter.report().limiters[0].stats.candidate_refused - before
+    };
+    assert_eq!([refused("big"), refused("free"), refused("other"), refused("nobody")], [0, 0, 3, 3]);
+}
+
+#[test]
+fn what_a_door_says_of_a_cost_is_for_limiters_that_ask_for_it() {
+    let policy = "limiters:
+  tokens: { rate: 1000/d, per: global, cost: given }
+  logins: { rate: 5/d, per: global, match: [POST /login] }
+  places: { concurrency: 2, per: global }";
+    let (limiter, _) = limiter(policy);
+    let facts = Facts { method: "POST", path: "/login", cost: Some(400), ..Facts::default() };
     let held = [limiter.admit_now(&facts).unwrap(), limiter.admit_now(&facts).unwrap()];
     assert_eq!(limiter.admit_now(&facts).unwrap_err().limiter(), "tokens");
-    let free = Facts { cost: Some(0), ..Facts::default() };
+    let free = Facts { cost: Some(0), ..facts };
     assert_eq!(limiter.admit_now(&free).unwrap_err().limiter(), "places");
     drop(held);
+    assert_eq!(passed(&limiter, &free), 3, "of five logins two were made");
+}
+
+#[test]
+fn what_is_settled_later_is_charged_later() {
+    let policy =
+        "limiters: { tokens: { rate: 100/min, per: global, cost: { response_header: x, otherwise: 10 } } }";
+    let (limiter, clock) = limiter(policy);
+    let permit = limiter.admit_now(&Facts::default()).unwrap();
+    // Meanwhile the bucket has filled: all that is owed is owed from now on.
+    clock.advance(Duration::from_secs(60));
+    permit.settle(100);
+    let facts = Facts { cost: Some(11), ..Facts::default() };
+    assert_eq!(limiter.admit_now(&facts).unwrap_err().retry_after(), Some(Duration::from_millis(600)));
+    assert!(limiter.admit_now(&Facts::default()).is_ok(), "ninety were taken of a hundred");
 }
 
 #[test]

@@ -187,6 +187,53 @@ fn fields_of_a_service_that_cannot_be_read_are_left_alone() {
 }
 
 #[test]
+fn a_map_of_two_layers_is_told_once_by_the_one_with_less_left() {
+    let field = |styles: [&str; 2], rates: [&str; 2], name: &str| -> Vec<String> {
+        let layer = |at: usize| {
+            let (style, rate) = (styles[at], rates[at]);
+            let policy = format!(
+                "answers: {{ headers: {style} }}\nlimiters: {{ l{at}: {{ rate: {rate}, per: global }} }}"
+            );
+            TollgateLayer::new(limiter(&policy))
+        };
+        let answer = ask(&layer(1).layer(layer(0).layer(service_fn(ok))), &[]);
+        answer.headers().get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect()
+    };
+    for rates in [["10/min", "20/min"], ["20/min", "10/min"]] {
+        let told = field(["draft-7"; 2], rates, "ratelimit");
+        assert_eq!(told, ["limit=10, remaining=9, reset=6"], "{rates:?}");
+        assert_eq!(field(["draft-7"; 2], rates, "ratelimit-policy").len(), 2, "policies are a list");
+    }
+    // A list and a map make neither.
+    let (map, list) = ("limit=10, remaining=9, reset=6", "\"l1\";r=9;t=6");
+    assert_eq!(field(["draft-7", "ietf-11"], ["10/min", "20/min"], "ratelimit"), [map]);
+    assert_eq!(field(["draft-7", "ietf-11"], ["20/min", "10/min"], "ratelimit"), [list]);
+    assert_eq!(field(["ietf-11", "draft-7"], ["20/min", "10/min"], "ratelimit"), [map]);
+}
+
+#[test]
+fn what_is_unwise_about_a_policy_is_logged_when_a_limiter_is_built() {
+    let warnings = |build: &dyn Fn() -> Result<Limiter, tollgate::PolicyError>| {
+        let warned = Warnings::default();
+        tracing::subscriber::with_default(warned.clone(), || drop(build().unwrap()));
+        warned.0.load(Ordering::Relaxed)
+    };
+    let of_ip = "limiters: { rate: { rate: 1/d } }";
+    assert_eq!(warnings(&|| Limiter::from_policy(of_ip)), 1);
+    assert_eq!(warnings(&|| Limiter::builder().rate("rate", tollgate::Quota::per_day(1)).build()), 1);
+    let by_key =
+        || Limiter::builder().caller_header("x-api-key").rate("rate", tollgate::Quota::per_day(1)).build();
+    assert_eq!(warnings(&by_key), 0);
+    let (policy, unwise) = tollgate::Policy::read(of_ip).unwrap();
+    assert!(!unwise.is_empty());
+    assert_eq!(
+        warnings(&|| Limiter::builder().read_policy(policy.clone()).build()),
+        0,
+        "whoever read it knows"
+    );
+}
+
+#[test]
 fn lists_tell_of_both_layers() {
     let inner = TollgateLayer::new(limiter("limiters: { inner: { rate: 10/min, per: global } }"));
     let outer = TollgateLayer::new(limiter("limiters: { outer: { rate: 20/min, per: global } }"));

@@ -222,3 +222,46 @@ fn a_plan_with_the_same_quota_as_another_changes_for_itself() {
     assert_eq!(limiter.plan("standard").unwrap().check("alice").unwrap().remaining, 49);
     assert_eq!(limiter.check("bob").unwrap().remaining, 9);
 }
+
+/// Found by a reader: a key that had used more than a smaller plan holds was told a wait that was too short, time and again. What
+/// it has used ages by the larger plan until it passes under the smaller one, and so must the wait.
+#[test]
+fn a_key_that_comes_down_from_a_larger_plan_is_told_how_long_that_takes() {
+    let stores = || [MemoryStore::builder(), MemoryStore::builder().exact_keys()];
+    for (small, large) in RATES.into_iter().flat_map(|small| RATES.map(|large| (small, large))) {
+        for (exact, store) in stores().into_iter().enumerate() {
+            let clock = ManualClock::at(at(TODAY + 17 * SECOND));
+            let quotas = [(small, 10, HOUR), (large, 100, HOUR)];
+            let [of_small, of_large] =
+                quotas.map(|(kind, count, per)| Spec::new(kind, count, count, per).quota());
+            let limiter = RateLimiter::builder(of_small)
+                .plan("pro", of_large)
+                .own_store(store.max_bytes(1 << 20))
+                .clock(clock.clone())
+                .build();
+            let pro = limiter.plan("pro").unwrap();
+            // Spaced logs want pauses.
+            for _ in 0..400 {
+                let _ = pro.check_n("alice", 10);
+                clock.advance(Duration::from_secs(1));
+            }
+            let context = format!("{small:?} below {large:?}, exact keys: {exact}");
+            let refused = limiter.check("alice").expect_err(&context);
+            let Some(wait) = refused.retry_after() else { panic!("{context}: never") };
+            // Of logs with different grains it is the longest that it can take.
+            if small.relatives().contains(&large) && WORDS.contains(&small) {
+                clock.advance(wait - Duration::from_nanos(1));
+                // Refused calls that count would put it off.
+                assert!(limiter.peek("alice", 1).is_err(), "{context}: sooner than {wait:?}");
+                clock.advance(Duration::from_nanos(1));
+            } else {
+                clock.advance(wait);
+            }
+            if small != CountingLog {
+                let _ = limiter
+                    .check("alice")
+                    .unwrap_or_else(|again| panic!("{context}: {wait:?}, then {again}"));
+            }
+        }
+    }
+}

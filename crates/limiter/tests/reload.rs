@@ -9,6 +9,7 @@ mod folder;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use folder::Folder;
 use tollgate::{
@@ -121,6 +122,85 @@ fn of_limits_that_change_what_was_used_stays_used() {
     }
 }
 
+/// The wait that the next request is told, refused as it has to be.
+fn wait(limiter: &Limiter) -> Duration {
+    let refused = limiter.admit_now(&Facts::default()).unwrap_err();
+    refused.retry_after().unwrap()
+}
+
+/// Found by a reader: after a reload had lowered a limit, the wait was too short ten times in a row.
+#[test]
+fn a_limit_that_a_reload_lowers_tells_true_waits() {
+    for ten in tens() {
+        let of = |count: u32| format!("limiters: {{ it: {} }}", ten.replace("10/h", &format!("{count}/h")));
+        let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+        let store = MemoryStore::builder().clock(clock.clone()).build();
+        let limiter = Limiter::builder().store(store).clock(clock.clone()).policy(&of(100)).build().unwrap();
+        assert_eq!(passes(&limiter, 200), 100);
+        limiter.reload_text(&of(10)).unwrap();
+        clock.advance(Duration::from_secs(30));
+        let told = wait(&limiter);
+        clock.advance(told - Duration::from_nanos(1));
+        assert_eq!(wait(&limiter), Duration::from_nanos(1), "{ten}: as it was told");
+        clock.advance(Duration::from_nanos(1));
+        assert_eq!(passes(&limiter, 1), 1, "{ten}: after {told:?}");
+        if ten.contains("token-bucket") {
+            assert_eq!(told, Duration::from_secs(330), "a tenth of an hour after the reload");
+        }
+    }
+}
+
+/// The plans of a limiter, and limits of single callers, are superseded each by its own.
+#[test]
+fn plans_and_overrides_that_a_reload_lowers_tell_true_waits() {
+    let of = |free: u32, pro: u32, own: u32| {
+        format!(
+            "identify: {{ caller: {{ header: k }}, plan: {{ header: p }} }}\n\
+             plans: {{ free: {{ rate: {free}/h }}, pro: {{ rate: {pro}/h }} }}\n\
+             limiters: {{ it: {{ rate: plan, per: caller }} }}\n\
+             overrides: {{ carol: {{ it: {own}/h }} }}\n"
+        )
+    };
+    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let built = Limiter::builder().store(store).clock(clock.clone()).policy(&of(100, 200, 300)).build();
+    let limiter = built.unwrap();
+    let ask = |caller: &str, plan: &str| {
+        let headers = [("k", caller.as_bytes()), ("p", plan.as_bytes())];
+        limiter.admit_now(&Facts { headers: &headers, ..Facts::default() })
+    };
+    let callers = [("alice", "free", 100), ("bob", "pro", 200), ("carol", "free", 300)];
+    for (caller, plan, count) in callers {
+        assert_eq!((0..400).filter(|_| ask(caller, plan).is_ok()).count(), count);
+    }
+    // Pro gets what free had. What was used under that ages by it, as long as it is somebody's.
+    limiter.reload_text(&of(10, 100, 20)).unwrap();
+    clock.advance(Duration::from_secs(1));
+    for (caller, plan, wait) in [("alice", "free", 91 * 36 - 1), ("bob", "pro", 35), ("carol", "free", 179)] {
+        let told = ask(caller, plan).unwrap_err().retry_after().unwrap();
+        assert_eq!(told, Duration::from_secs(wait), "{caller}");
+    }
+}
+
+/// A key that nobody has seen since a reload is not free again because the old limit would have refilled it.
+#[test]
+fn a_limit_that_a_reload_slows_down_forgets_nobody() {
+    let of = |rate: &str| format!("limiters: {{ it: {{ rate: {rate}, per: global }} }}");
+    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let limiter = Limiter::builder().store(store).clock(clock.clone()).policy(&of("100/s")).build().unwrap();
+    assert_eq!(passes(&limiter, 200), 100);
+    limiter.reload_text(&of("100/h")).unwrap();
+    clock.advance(Duration::from_secs(72));
+    assert_eq!(passes(&limiter, 10), 2, "two tokens in 72 seconds");
+    // There and back: no record is left behind each time, and what was used stays used.
+    for _ in 0..100 {
+        limiter.reload_text(&of("100/s")).unwrap();
+        limiter.reload_text(&of("100/h")).unwrap();
+    }
+    assert_eq!(passes(&limiter, 10), 0);
+}
+
 #[test]
 fn a_limiter_that_goes_and_comes_back_knows_what_was_used() {
     for of in tens() {
@@ -181,6 +261,8 @@ fn a_decision_is_by_one_policy() {
 const GOOD: &str = "# A policy of the usual kind.
 identify:
   caller: [header: x-api-key, ip]
+  plan: table
+  table: { sk_paid: paid }
 trusted_proxies: []
 plans:
   free: { rate: 10/h }

@@ -1,6 +1,7 @@
 //! The store: rules, and what becomes of a charge on its way to the script and back.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::link::{Link, Nature, Status};
 use crate::marks::Marks;
 use crate::nodes::{NODES, Nodes};
 use crate::stats::RedisStats;
-use crate::wire::{Act, Item, Keys, MAX_ITEMS, Message, Reply};
+use crate::wire::{Act, Item, Keys, MAX_ITEMS, Message, Reply, Since};
 
 /// Keeps the states of all limits in Redis, where many processes share them. Clones share rules and connection.
 ///
@@ -52,6 +53,8 @@ pub struct RedisStore {
 struct Inner {
     names: Names,
     rules: RwLock<Rules>,
+    /// The time of the servers as it was last told, in microseconds.
+    latest: AtomicU64,
     link: Link,
     nodes: Nodes,
     marks: Marks,
@@ -71,6 +74,9 @@ pub struct Health {
     pub warnings: Vec<String>,
     /// How many processes use the store, as last known.
     pub nodes: u64,
+    /// Parts of the store that are not asked at this moment because they have failed. A server that is no cluster
+    /// is one part.
+    pub breakers_open: usize,
 }
 
 #[derive(Debug, Default)]
@@ -84,8 +90,7 @@ struct Rules {
 pub(crate) struct Known {
     family: FamilyId,
     parameters: Parameters,
-    /// When it changed to these parameters, in microseconds, if a caller said so.
-    since: Option<u64>,
+    since: Since,
 }
 
 impl RedisStore {
@@ -98,7 +103,8 @@ impl RedisStore {
     ) -> Self {
         let heartbeat = nodes.heartbeat();
         let (rules, marks) = (RwLock::default(), Marks::default());
-        let inner = Arc::new(Inner { names, rules, link, nodes, marks, warnings, address });
+        let latest = AtomicU64::new(0);
+        let inner = Arc::new(Inner { names, rules, latest, link, nodes, marks, warnings, address });
         tokio::spawn(announce(Arc::downgrade(&inner), heartbeat));
         Self { inner }
     }
@@ -125,7 +131,9 @@ impl RedisStore {
                 None
             }
         };
-        Health { degraded: problem.is_some() || link.is_degraded(), problem, warnings, nodes: nodes.count() }
+        let breakers_open = link.breakers_open();
+        let degraded = problem.is_some() || breakers_open > 0;
+        Health { degraded, problem, warnings, nodes: nodes.count(), breakers_open }
     }
 
     /// Where the servers are, without the password.
@@ -208,6 +216,11 @@ impl Inner {
                 "the store in Redis has forgotten what it knew, or a part of it (flushed, or restarted): limits start anew"
             );
         }
+    }
+
+    /// The time of the servers, as a reply has told it.
+    fn saw(&self, reply: &Reply) {
+        self.latest.store(reply.now.as_nanos() / 1000, Ordering::Relaxed);
     }
 
     fn rule(&self, rule: Rule) -> Result<Arc<Known>, StoreError> {
@@ -308,6 +321,7 @@ impl Inner {
         let done: Vec<_> = done.into_iter().map(|(group, answer)| (group, answer.claim())).collect();
         let mut outcomes = vec![Outcome::allow(u64::MAX, 0); parts.len()];
         for ((_, group), reply) in &done {
+            self.saw(reply);
             put(&mut outcomes, group.iter().copied().zip(reply.outcomes()));
         }
         if !refused && failed.is_none() {
@@ -351,7 +365,7 @@ fn put(outcomes: &mut [Outcome], some: impl Iterator<Item = (usize, Outcome)>) {
 impl Known {
     /// A rule that never changes.
     pub(crate) fn new(family: &str, parameters: Parameters) -> Self {
-        Self { family: family_id(family), parameters, since: None }
+        Self { family: family_id(family), parameters, since: Since::Unknown }
     }
 
     /// What does one thing to this rule's state of one subject.
@@ -400,7 +414,7 @@ impl Store for RedisStore {
         if let Some(&number) = rules.by_name.get(&name) {
             return Ok(Rule(number));
         }
-        let rule = rules.add(Known { family, parameters, since: None });
+        let rule = rules.add(Known { family, parameters, since: Since::Beside });
         rules.by_name.insert(name, rule.0);
         Ok(rule)
     }
@@ -410,9 +424,23 @@ impl Store for RedisStore {
         let mut rules = self.inner.rules.write();
         rules.by_name.retain(|_, number| *number != rule.0);
         let place = rules.known.get_mut(rule.0 as usize).ok_or(StoreError::UnknownRule(rule))?;
-        let since = at.map(|at| at.as_nanos() / 1000);
+        let since = at.map_or(Since::Unknown, |at| Since::At(at.as_nanos() / 1000));
         *place = Arc::new(Known { family: place.family, parameters, since });
         Ok(())
+    }
+
+    fn supersede(&self, old: Rule, new: Rule) {
+        let mut rules = self.inner.rules.write();
+        // What this process has not seen charged is beside, until it is.
+        let since = match self.inner.latest.load(Ordering::Relaxed) {
+            0 => return,
+            latest => Since::Superseded(latest + 1),
+        };
+        let family = rules.known.get(old.0 as usize).map(|known| known.family);
+        if let Some(place) = rules.known.get_mut(new.0 as usize).filter(|known| Some(known.family) == family)
+        {
+            *place = Arc::new(Known { family: place.family, parameters: place.parameters, since });
+        }
     }
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
@@ -452,7 +480,9 @@ impl Store for RedisStore {
             }
             Some(first) => {
                 let message = inner.message(Act::Charge, merged.iter());
-                inner.link.call(first.tag(), message, at, deadline).await?.claim().outcomes().collect()
+                let reply = inner.link.call(first.tag(), message, at, deadline).await?.claim();
+                inner.saw(&reply);
+                reply.outcomes().collect()
             }
         };
         inner.link.counts().decided.add(1);

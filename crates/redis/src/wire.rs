@@ -11,7 +11,7 @@
 //! key       u16          position in KEYS, from 1
 //! cost      f64
 //! taken     f64          for giving back: when it was taken; -1: now
-//! since     f64          when the limit changed to these numbers; -1: unknown
+//! since     f64          when the limit changed to these numbers; see `Since`
 //! extra     f64
 //! lease     16 bytes
 //! ```
@@ -62,11 +62,35 @@ impl From<Op> for Act {
     }
 }
 
+/// What becomes of a state that was charged under another limit of the family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// That limit is still somebody's: the state moves when a call passes, and a refused one takes nothing from it.
+    Beside,
+    /// This limit took its place at an instant that nobody told: the state moves when it is seen.
+    Unknown,
+    /// This limit took its place then, in microseconds.
+    At(u64),
+    /// A policy was changed then: what was charged before moves when it is seen, what was charged later is beside.
+    Superseded(u64),
+}
+
+impl Since {
+    fn number(self) -> f64 {
+        match self {
+            Self::Unknown => -1.0,
+            Self::Beside => -2.0,
+            Self::At(micros) => double(micros),
+            Self::Superseded(micros) => -double(micros.max(3)),
+        }
+    }
+}
+
 /// One item of a group.
 pub(crate) struct Item<'a> {
     pub(crate) family: FamilyId,
     pub(crate) parameters: &'a Parameters,
-    pub(crate) since: Option<u64>,
+    pub(crate) since: Since,
     pub(crate) act: Act,
     pub(crate) ask: Ask,
     /// Its keys, one behind the other in `KEYS`. The first one tells which the others are.
@@ -113,7 +137,7 @@ impl Message {
         self.groups.extend_from_slice(&position.to_le_bytes());
         self.number(double(ask.cost));
         self.number(micros(ask.taken.map(|taken| taken.as_nanos() / 1000)));
-        self.number(micros(since));
+        self.number(since.number());
         self.number(extra);
         self.groups.extend_from_slice(&ask.lease.0.to_be_bytes());
         self.items += 1;
@@ -266,7 +290,7 @@ mod tests {
         let parameters = Parameters::of(limit).unwrap();
         let keys = Keys::from_iter([key.as_bytes().to_vec(), b"string".to_vec()]);
         let ask = Ask { lease: LeaseId(7), ..Ask::from(2) };
-        message.push(Item { family: [1; 8], parameters: &parameters, since: None, act, ask, keys });
+        message.push(Item { family: [1; 8], parameters: &parameters, since: Since::Beside, act, ask, keys });
     }
 
     #[test]

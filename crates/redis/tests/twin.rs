@@ -84,11 +84,13 @@ fn both(kind: usize, random: &mut Random) -> (Limit, Limit) {
     (make(1), make(1000))
 }
 
+#[derive(Clone, Copy)]
 struct Family {
     rule: Rule,
     kind: usize,
     limit: Limit,
-    changed: Timestamp,
+    /// When it changed to this limit; of one that was defined beside others, nothing.
+    changed: Option<Timestamp>,
 }
 
 /// Where the script keeps a state. A change from one to another starts anew, or goes on from what is still there.
@@ -112,21 +114,52 @@ fn room(limit: &Limit) -> Room {
 struct Twin(HashMap<(usize, Room), (Limit, State)>);
 
 impl Twin {
-    fn state(&mut self, family: usize, known: &Family) -> &mut State {
+    /// What is kept, and under which limit. It moves when it is seen, if the other limit is nobody's any more.
+    fn state(&mut self, family: usize, known: &Family) -> &mut (Limit, State) {
         let fresh = || (known.limit, known.limit.fresh());
-        let (limit, state) = self.0.entry((family, room(&known.limit))).or_insert_with(fresh);
-        if *limit != known.limit {
-            *state = known.limit.convert(limit, state, known.changed);
+        let kept = self.0.entry((family, room(&known.limit))).or_insert_with(fresh);
+        let (limit, state) = kept;
+        // Requests in progress are the same under all limits.
+        let changed = known.changed.or((room(&known.limit) == Room::Leases).then_some(BEGIN));
+        if let Some(changed) = changed.filter(|_| *limit != known.limit) {
+            *state = known.limit.convert(limit, state, changed);
             *limit = known.limit;
         }
-        state
+        kept
+    }
+
+    /// The state in terms of the limit, and what becomes of a refusal if it stays under another.
+    fn seen(
+        &mut self,
+        family: usize,
+        known: &Family,
+        now: Timestamp,
+    ) -> (State, impl Fn(Outcome, u64) -> Outcome + use<>) {
+        let limit = known.limit;
+        let (kept_under, kept) = self.state(family, known).clone();
+        let seen = match kept_under == limit {
+            true => kept.clone(),
+            false => limit.convert(&kept_under, &kept, now),
+        };
+        let told = move |outcome: Outcome, cost| match outcome.allowed || kept_under == limit {
+            true => outcome,
+            false => limit.refused_beside(outcome, &kept_under, &kept, now, cost),
+        };
+        (seen, told)
     }
 
     fn apply(&mut self, op: Op, family: usize, known: &Family, ask: Ask, now: Timestamp) -> Outcome {
         let limit = known.limit;
-        let state = self.state(family, known);
-        let mut same = state.clone();
-        let outcome = limit.apply(op, state, now, ask, ask.taken.unwrap_or(now));
+        let (before, told) = self.seen(family, known, now);
+        let mut after = before.clone();
+        let mut outcome = limit.apply(op, &mut after, now, ask, ask.taken.unwrap_or(now));
+        let kept = self.state(family, known);
+        if after != before {
+            *kept = (limit, after);
+        } else if matches!(op, Op::Charge | Op::Estimate) {
+            outcome = told(outcome, ask.cost);
+        }
+        let (state, mut same) = (&kept.1, before);
         if room(&limit) == Room::Leases {
             // Leases are summed up where a rate of the same family would be.
             let written = match op {
@@ -165,7 +198,8 @@ impl Twin {
         let mut outcomes = Vec::new();
         for &(family, ask) in asks {
             let known = &families[family];
-            let mut outcome = known.limit.estimate(self.state(family, known), now, ask).unwrap();
+            let (state, told) = self.seen(family, known, now);
+            let mut outcome = told(known.limit.estimate(&state, now, ask).unwrap(), ask.cost);
             if !outcome.allowed && known.limit.counts_refused() {
                 outcome = self.apply(Op::Charge, family, known, ask, now);
             }
@@ -302,9 +336,10 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
         .map(|number| {
             let (limit, real) = both(number % KINDS, &mut random);
             let rule = store.define(&format!("family {number}"), real).unwrap();
-            Family { rule, kind: number % KINDS, limit, changed: Timestamp::ZERO }
+            Family { rule, kind: number % KINDS, limit, changed: None }
         })
         .collect();
+    let mut beside: Vec<Vec<Family>> = vec![Vec::new(); families.len()];
     let mut twins: Vec<Twin> = (0..KEYS).map(|_| Twin::default()).collect();
     let keys: Vec<String> = (0..TASKS).map(|task| format!("key {}", task % KEYS)).collect();
     let mut now = BEGIN;
@@ -322,8 +357,21 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
             let Family { rule, kind, .. } = families[number];
             let kind = if random.below(2) == 0 { kind } else { random.below(KINDS as u64) as usize };
             let (limit, real_limit) = both(kind, &mut random);
-            store.redefine(rule, real_limit, Some(real(now))).unwrap();
-            families[number] = Family { rule, kind, limit, changed: now };
+            families[number] = match random.below(3) {
+                0 => {
+                    store.redefine(rule, real_limit, Some(real(now))).unwrap();
+                    beside[number].retain(|known| known.rule != rule);
+                    Family { rule, kind, limit, changed: Some(now) }
+                }
+                // Other plans of the same limiter, that come and go.
+                1 => {
+                    let rule = store.define(&format!("family {number}"), real_limit).unwrap();
+                    beside[number].push(Family { rule, kind, limit, changed: None });
+                    Family { rule, kind, limit, changed: None }
+                }
+                _ if beside[number].is_empty() => families[number],
+                _ => random.of(&beside[number]),
+            };
             changes += 1;
         }
         if round % 5 == 4 {
@@ -369,8 +417,18 @@ async fn the_script_and_the_core_agree_on_every_outcome() {
             let mut answer: Vec<Outcome> = answer.into_iter().map(in_micros).collect();
             let (expected, what) = match plan {
                 Plan::Charges(asks) => {
-                    let what: Vec<_> =
-                        asks.iter().map(|(family, ask)| (families[*family].limit, *ask)).collect();
+                    let what: Vec<_> = asks
+                        .iter()
+                        .map(|(family, ask)| {
+                            let known = &families[*family];
+                            (
+                                known.limit,
+                                *ask,
+                                known.changed,
+                                twin.0.get(&(*family, room(&known.limit))).cloned(),
+                            )
+                        })
+                        .collect();
                     let (expected, crowded) = twin.charge(&families, asks, now);
                     if let Some(crowded) = crowded {
                         answer[crowded].retry_after = expected[crowded].retry_after;
@@ -494,4 +552,68 @@ async fn the_script_and_the_core_agree_when_clocks_step_back() {
         steps.iter().all(|steps| *steps > 100),
         "{steps:?} steps back, large ones: too few to mean anything"
     );
+}
+
+/// Found by comparing stores: a call that a smaller plan refused clipped what was used under a larger one, so that whoever asked by
+/// turns got more than the larger.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn being_refused_under_one_plan_takes_nothing_from_another() {
+    let server = RedisServer::start();
+    let (store, ..) = start(&server).await;
+    let hour = Nanos::from_secs(3600);
+    let log = |count| Limit::Log(Log::new(count, hour).unwrap());
+    let kinds: [fn(u64, Nanos) -> Limit; 4] = [
+        |count, hour| Limit::token_bucket(count, count, hour).unwrap(),
+        |count, hour| Limit::fixed_window(count, hour, WindowStart::FirstCall).unwrap(),
+        |count, hour| Limit::sliding_window(count, hour).unwrap(),
+        |count, hour| Limit::interval_bucket(count, count, hour).unwrap(),
+    ];
+    let limits = kinds.map(|kind| (kind(10, hour), kind(1000, hour)));
+    let begin = Timestamp::from_secs(1_700_000_000);
+    for (number, (small, large)) in limits.into_iter().chain([(log(10), log(1000))]).enumerate() {
+        let family = format!("flips {number}");
+        let [free, pro] = [small, large].map(|limit| store.define(&family, limit).unwrap());
+        let ask = async |rule, cost, now| {
+            let charge = Charge { rule, key: key("alice"), ask: Ask::from(cost) };
+            store.charge(&[charge], Some(now)).await.unwrap()
+        };
+        assert!(ask(pro, 1000, begin).await.allowed, "{large:?}");
+        let told = ask(free, 1, begin).await;
+        assert!(!told.allowed && !ask(pro, 1, begin).await.allowed, "{large:?}");
+        // And what it is told is true, though its state has stayed where it was.
+        let wait = told.retry_after.unwrap();
+        assert!(
+            !ask(free, 1, begin + Nanos::new(wait.as_u64() - 1000)).await.allowed,
+            "{small:?} within {wait:?}"
+        );
+        assert!(ask(free, 1, begin + wait).await.allowed, "{small:?} after {wait:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_takes_the_place_of_a_larger_one_tells_true_waits() {
+    let server = RedisServer::start();
+    let (store, ..) = start(&server).await;
+    let hour = Nanos::from_secs(3600);
+    let begin = Timestamp::from_secs(1_700_000_000);
+    let after = |seconds| begin + Nanos::from_secs(seconds);
+    let [old, new] = [100, 10].map(|count| {
+        let limit = Limit::token_bucket(count, count, hour).unwrap();
+        store.define("reloaded", limit).unwrap()
+    });
+    let ask = async |rule, cost, now| {
+        let charge = Charge { rule, key: key("alice"), ask: Ask::from(cost) };
+        store.charge(&[charge], Some(now)).await.unwrap()
+    };
+    assert!(ask(old, 100, begin).await.allowed);
+    store.supersede(old, new);
+    for seconds in [1, 100, 359] {
+        let told = ask(new, 1, after(seconds)).await.retry_after.unwrap();
+        assert_eq!(
+            told.as_u64() / 1_000_000_000,
+            360 - seconds,
+            "the first of ten in an hour since it changed"
+        );
+    }
+    assert!(ask(new, 1, after(361)).await.allowed);
 }

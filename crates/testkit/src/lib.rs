@@ -13,6 +13,7 @@ pub mod cases;
 mod cluster;
 pub mod http;
 pub mod http2;
+mod nginx;
 mod port;
 mod proxy;
 mod redis;
@@ -21,6 +22,7 @@ mod tls;
 mod tollgate;
 
 pub use cluster::{Cluster, Move};
+pub use nginx::Nginx;
 pub use port::free_port;
 pub use proxy::Proxy;
 pub use redis::{Flavour, RedisServer, wait_until};

@@ -163,6 +163,11 @@ impl Tollgate {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     }
 
+    /// Files and connections that it has open now.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
     /// Its folder, which holds `tollgate.yaml`.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -45,6 +45,11 @@ impl Glob {
         Self { any_case: true, ..Self::new(&text.to_ascii_lowercase()) }
     }
 
+    /// Whether it stands for more than itself.
+    pub(crate) fn is_pattern(&self) -> bool {
+        self.parts.len() > 1
+    }
+
     /// How much of it stands for itself.
     pub(crate) fn literal_len(&self) -> usize {
         self.parts.iter().map(String::len).sum()
@@ -151,6 +156,22 @@ impl Condition {
             && all(&self.plans, &other.plans, |a, b| a == b)
             && (self.networks.is_none() || self.networks == other.networks)
             && self.not.iter().all(|not| other.not.iter().any(|other| other.covers(not)))
+    }
+
+    /// Whether nothing that this holds for is something that `other` holds for. False if that is not certain.
+    pub(crate) fn excludes(&self, other: &Self) -> bool {
+        fn apart<T>(mine: &[T], theirs: &[T], meet: impl Fn(&T, &T) -> bool) -> bool {
+            !mine.is_empty()
+                && !theirs.is_empty()
+                && !mine.iter().any(|mine| theirs.iter().any(|theirs| meet(mine, theirs)))
+        }
+        let rules_out = |not: &Self, all: &Self| not.not.is_empty() && not.covers(all);
+        apart(&self.methods, &other.methods, |a, b| a.eq_ignore_ascii_case(b))
+            || apart(&self.paths, &other.paths, PathPattern::meets)
+            || apart(&self.plans, &other.plans, |a, b| a == b)
+            || apart(&self.hosts, &other.hosts, |a, b| a == b || a.is_pattern() || b.is_pattern())
+            || self.not.iter().any(|not| rules_out(not, other))
+            || other.not.iter().any(|not| rules_out(not, self))
     }
 
     /// Names of headers that are looked at.

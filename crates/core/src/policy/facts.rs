@@ -29,7 +29,8 @@ pub struct Facts<'a> {
     pub caller: Option<&'a str>,
     /// The caller's plan, where the door knows it already.
     pub plan: Option<&'a str>,
-    /// What the request costs, where the door knows it already.
+    /// What the request costs, where the door knows it already. It is for limiters that ask for it: those with `cost: given`,
+    /// or with a cost by `header` or `response_header`, where it goes before the header of the request or the estimate.
     pub cost: Option<u64>,
     /// The headers.
     pub headers: &'a (dyn Headers + 'a),

@@ -17,16 +17,24 @@ pub(crate) enum Shape {
     Words(&'static [&'static str]),
     /// A whole number.
     Whole,
+    /// A whole number from one to another.
+    Within(u64, u64),
     /// `50/s`
     Rate,
     /// `28s`
     Time,
+    /// The same, and longer than no time.
+    SomeTime,
     /// `20%`
     Share,
     /// `512MB`
     Size,
     /// `10.0.0.0/8`
     Network,
+    /// `x-api-key`
+    Header,
+    /// `https://example.com/limits`
+    Page,
     /// `POST /v1/charges`
     Route,
     /// One or more.
@@ -35,6 +43,8 @@ pub(crate) enum Shape {
     List(&'static Shape),
     /// A map whose names are the user's own.
     Named(&'static Shape),
+    /// A map with these fields, of which exactly one of the second ones is there.
+    OneOf(&'static [Field], &'static [&'static str]),
     /// A map with these fields.
     Map(&'static [Field]),
     /// One of these.
@@ -44,12 +54,27 @@ pub(crate) enum Shape {
 }
 
 use Shape::{
-    Condition, Either, List, Map, Named, Network, Rate, Route, Share, Size, Some, Text, Time, Whole, Words,
+    Condition, Either, Header, List, Map, Named, Network, OneOf, Page, Rate, Route, Share, Size, Some,
+    SomeTime, Text, Time, Whole, Within, Words,
 };
 
 const fn field(name: &'static str, about: &'static str, shape: Shape) -> Field {
     Field { name, about, shape }
 }
+
+/// One or more.
+const SOME: Shape = Within(1, u64::MAX);
+/// The most places that a fleet can have.
+const FLEET: u64 = u32::MAX as u64;
+
+/// What a limiter is one of.
+pub(crate) static KINDS: &[&str] = &["rate", "concurrency", "fleet", "workers"];
+/// What a source is one of.
+pub(crate) static SOURCE_KINDS: &[&str] = &["header", "cookie", "query", "jwt"];
+/// What a cost goes by.
+pub(crate) static COSTS: &[&str] = &["class", "header", "response_header"];
+/// What utilization goes by.
+pub(crate) static WORKER_WAYS: &[&str] = &["in_flight", "latency", "response_header"];
 
 pub(crate) static POLICY: &[Field] = &[
     field(
@@ -64,12 +89,12 @@ pub(crate) static POLICY: &[Field] = &[
         "Networks of proxies whose word on the client's address is taken. `[]` if there are none.",
         List(&Network),
     ),
-    field("trusted_hops", "How many proxies there are, where their addresses are not known.", Whole),
+    field("trusted_hops", "How many proxies there are, where their addresses are not known.", Within(1, 32)),
     field(
         "address_header",
         "The header in which proxies tell the client's address: `x-forwarded-for` unless said otherwise, `forwarded`, or \
          another that holds one address.",
-        Text,
+        Header,
     ),
     field("plans", "Plans that callers may have.", Named(&Map(PLAN))),
     field(
@@ -77,7 +102,7 @@ pub(crate) static POLICY: &[Field] = &[
         "Kinds of requests. The first that matches wins; what matches none is of class `other`.",
         Named(&Either(&[List(&Either(&[Route, Condition])), Route, Condition])),
     ),
-    field("limiters", "The limiters.", Named(&Map(LIMITER))),
+    field("limiters", "The limiters.", Named(&OneOf(LIMITER, KINDS))),
     field("overrides", "Limits of single callers.", Named(&Named(&Either(&[Text, Map(QUOTA)])))),
     field("allow", "Who passes without being limited.", List(&Either(&[Network, Map(LISTED)]))),
     field("block", "Who does not pass.", List(&Either(&[Network, Map(LISTED)]))),
@@ -96,16 +121,16 @@ pub(crate) static STORE: &[Field] = &[
         Text,
     ),
     field("prefix", "What all keys begin with.", Text),
-    field("deadline", "The longest that a decision may take.", Time),
-    field("expected_nodes", "How many processes share the store, until it has told.", Whole),
+    field("deadline", "The longest that a decision may take.", SomeTime),
+    field("expected_nodes", "How many processes share the store, until it has told.", SOME),
     field("max_bytes", "The most memory that states may take in this process.", Size),
 ];
 
-static SOURCE: Shape = Either(&[Words(&["ip", "tls"]), Map(SOURCES)]);
-static PLAN_SOURCE: Shape = Either(&[Words(&["tls", "table"]), Map(SOURCES)]);
+static SOURCE: Shape = Either(&[Words(&["ip", "tls"]), OneOf(SOURCES, SOURCE_KINDS)]);
+static PLAN_SOURCE: Shape = Either(&[Words(&["tls", "table"]), OneOf(SOURCES, SOURCE_KINDS)]);
 
 pub(crate) static SOURCES: &[Field] = &[
-    field("header", "The value of a header.", Text),
+    field("header", "The value of a header.", Header),
     field("cookie", "The value of a cookie.", Text),
     field("query", "The value of a parameter of the query.", Text),
     field("jwt", "A claim of a token that was verified.", Text),
@@ -125,7 +150,7 @@ pub(crate) static IDENTIFY: &[Field] = &[
     field(
         "ipv6_prefix",
         "How many bits of an IPv6 address tell callers apart: 64 unless said otherwise.",
-        Whole,
+        Within(32, 128),
     ),
 ];
 
@@ -134,7 +159,7 @@ pub(crate) static JWT: &[Field] = &[
     field("jwks_file", "A file with a set of keys.", Text),
     field("secret_env", "The variable of the environment that holds a shared secret.", Text),
     field("algorithms", "Algorithms that are accepted.", Some(&Words(JWT_ALGORITHMS))),
-    field("header", "The header that carries the token: `authorization` unless said otherwise.", Text),
+    field("header", "The header that carries the token: `authorization` unless said otherwise.", Header),
     field("issuer", "Who must have issued it.", Text),
     field("audience", "For whom it must be.", Text),
 ];
@@ -156,7 +181,7 @@ pub(crate) static PLAN: &[Field] = &[
     field(
         "concurrency",
         "For limiters that say `concurrency: plan`.",
-        Either(&[Whole, Words(&["unlimited"])]),
+        Either(&[SOME, Words(&["unlimited"])]),
     ),
 ];
 
@@ -164,8 +189,8 @@ pub(crate) static PLAN: &[Field] = &[
 pub(crate) static QUOTA: &[Field] = &[
     field("rate", "So many in so long.", PLAN_RATES),
     field("burst", "How many at once, for buckets.", Whole),
-    field("concurrency", "So many in progress.", Either(&[Whole, Words(&["unlimited"])])),
-    field("fleet", "Places of the whole fleet.", Whole),
+    field("concurrency", "So many in progress.", Either(&[SOME, Words(&["unlimited"])])),
+    field("fleet", "Places of the whole fleet.", Within(1, FLEET)),
     field("reserve", "The share that is kept for critical requests.", Share),
 ];
 
@@ -184,24 +209,24 @@ pub(crate) static ALGORITHMS: &[&str] = &[
 pub(crate) static PARTS: &[&str] = &["caller", "plan", "path", "method", "host", "ip", "class", "global"];
 
 static PER: Shape = Either(&[Words(PARTS), Map(PER_HEADER)]);
-pub(crate) static PER_HEADER: &[Field] = &[field("header", "The value of a header.", Text)];
+pub(crate) static PER_HEADER: &[Field] = &[field("header", "The value of a header.", Header)];
 
 pub(crate) static LIMITER: &[Field] = &[
     field("rate", "A request rate limiter: so many in so long, or `plan`, or several of them.", RATES),
     field("burst", "How many at once, for buckets: as many as in one period unless said otherwise.", Whole),
     field("algorithm", "How the rate is kept: a token bucket unless said otherwise.", Words(ALGORITHMS)),
-    field("windows", "How many sub-windows there are, for `sub-windows`.", Whole),
+    field("windows", "How many sub-windows there are, for `sub-windows`.", SOME),
     field(
         "concurrency",
         "A concurrent requests limiter: so many in progress, or `plan`.",
-        Either(&[Whole, Words(&["plan"])]),
+        Either(&[SOME, Words(&["plan"])]),
     ),
     field(
         "lease",
         "How long a request counts if its process dies; longer ones are renewed. 60s unless said otherwise.",
-        Time,
+        SomeTime,
     ),
-    field("fleet", "A fleet usage load shedder: places of the whole fleet.", Whole),
+    field("fleet", "A fleet usage load shedder: places of the whole fleet.", Within(1, FLEET)),
     field("reserve", "The share of the fleet that is kept for critical requests.", Share),
     field(
         "for",
@@ -220,9 +245,13 @@ pub(crate) static LIMITER: &[Field] = &[
         "Which requests it is for: all unless said otherwise.",
         Some(&Either(&[Route, Condition])),
     ),
-    field("cost", "What a request costs: 1 unless said otherwise.", Either(&[Whole, Map(COST)])),
+    field(
+        "cost",
+        "What a request costs: 1 unless said otherwise.",
+        Either(&[SOME, Words(&["given"]), OneOf(COST, COSTS)]),
+    ),
     field("mode", "What becomes of what it decides.", Words(MODES)),
-    field("candidate", "A second threshold that is only counted.", Either(&[Rate, Whole, Map(QUOTA)])),
+    field("candidate", "A second threshold that is only counted.", Either(&[Rate, SOME, Map(QUOTA)])),
     field(
         "sample",
         "The share of buckets (callers, unless `per` says otherwise) for which it is enforced; for the others it is dark.",
@@ -237,9 +266,13 @@ pub(crate) static WORKERS: &[Field] = &[
     field("good", "Below this utilization the worker recovers.", Share),
     field("bad", "Above this utilization it sheds more and more.", Share),
     field("grace", "How long a full overload is borne before anything is shed.", Time),
-    field("full", "How long it then takes until everything that may be shed is.", Time),
-    field("every", "How often utilization is looked at.", Time),
-    field("source", "Where utilization is read.", Either(&[Words(WORKER_SOURCES), Map(WORKER_SOURCE)])),
+    field("full", "How long it then takes until everything that may be shed is.", SomeTime),
+    field("every", "How often utilization is looked at.", SomeTime),
+    field(
+        "source",
+        "Where utilization is read.",
+        Either(&[Words(WORKER_SOURCES), OneOf(WORKER_SOURCE, WORKER_WAYS)]),
+    ),
     field(
         "shed",
         "Classes in the order in which they are shed; those that are not here never are.",
@@ -250,21 +283,21 @@ pub(crate) static WORKERS: &[Field] = &[
 pub(crate) static WORKER_SOURCES: &[&str] = &["cpu", "cgroup", "pressure", "upstreams", "reported"];
 
 pub(crate) static WORKER_SOURCE: &[Field] = &[
-    field("in_flight", "Requests in progress, against so many that this process can work on at once.", Whole),
-    field("latency", "How long answers take, against how long they should.", Time),
+    field("in_flight", "Requests in progress, against so many that this process can work on at once.", SOME),
+    field("latency", "How long answers take, against how long they should.", SomeTime),
     field(
         "response_header",
         "The header of the protected service's answers that tells its utilization.",
-        Text,
+        Header,
     ),
 ];
 
 pub(crate) static COST: &[Field] = &[
     field("class", "Costs by class.", Named(&Whole)),
-    field("header", "The header of the request that says what it costs.", Text),
-    field("response_header", "The header of the answer that says what it has cost.", Text),
+    field("header", "The header of the request that says what it costs.", Header),
+    field("response_header", "The header of the answer that says what it has cost.", Header),
     field("otherwise", "What requests cost of which nothing is said, or until it is known.", Whole),
-    field("max", "The most that a header is believed.", Whole),
+    field("max", "The most that a header is believed.", SOME),
 ];
 
 pub(crate) static CONDITION: &[Field] = &[
@@ -289,7 +322,7 @@ pub(crate) static HEADER_STYLES: &[&str] = &["ietf-11", "draft-7", "draft-6", "x
 
 pub(crate) static ANSWERS: &[Field] = &[
     field("headers", "How callers are told how they stand.", Words(HEADER_STYLES)),
-    field("docs_url", "Where callers can read about limits.", Text),
+    field("docs_url", "Where callers can read about limits.", Page),
     field(
         "retry_jitter",
         "By how much Retry-After may be longer than it must be, so that callers do not come back together.",
@@ -315,10 +348,15 @@ pub(crate) static GATEWAY: &[Field] = &[
         "Whether connections begin with the PROXY protocol. It is believed of `trusted_proxies` only.",
         Words(YES_OR_NO),
     ),
-    field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", Time),
+    field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", SomeTime),
     field("timeouts", "How long the gateway waits for what.", Map(TIMEOUTS)),
     field("max_head", "The largest head of a request: 64KB unless said otherwise.", Size),
     field("max_body", "The largest body of a request: as large as it likes unless said otherwise.", Size),
+    field(
+        "min_rate",
+        "Bytes a second that clients send and take at least, in the long run: 500 unless said otherwise.",
+        Size,
+    ),
     field(
         "access_log",
         "Where the access log goes: `stdout`, a file, or `off`, as it is unless said otherwise.",
@@ -348,13 +386,18 @@ pub(crate) static UPSTREAM: &[Field] = &[
         "The path that is asked for to find out whether a server is well.",
         Either(&[Text, Map(HEALTH)]),
     ),
-    field("workers", "How many requests each server can work on at once, for `source: upstreams`.", Whole),
+    field(
+        "ca",
+        "A file with those who sign certificates of the servers (PEM), in place of those whom the machine trusts.",
+        Text,
+    ),
+    field("workers", "How many requests each server can work on at once, for `source: upstreams`.", SOME),
 ];
 
 pub(crate) static HEALTH: &[Field] = &[
     field("path", "What is asked for; an answer from 200 to 399 is a good one.", Text),
-    field("every", "How often: 5s unless said otherwise.", Time),
-    field("timeout", "How long an answer may take: 2s unless said otherwise.", Time),
+    field("every", "How often: 5s unless said otherwise.", SomeTime),
+    field("timeout", "How long an answer may take: 2s unless said otherwise.", SomeTime),
 ];
 
 pub(crate) static GATEWAY_TLS: &[Field] = &[
@@ -368,15 +411,20 @@ pub(crate) static GATEWAY_TLS: &[Field] = &[
 ];
 
 pub(crate) static TIMEOUTS: &[Field] = &[
-    field("head", "For the head of a request: 10s unless said otherwise.", Time),
+    field("head", "For the head of a request: 10s unless said otherwise.", SomeTime),
     field(
         "body",
         "For more of the body of a request, and for clients to take answers: 30s unless said otherwise.",
-        Time,
+        SomeTime,
     ),
-    field("connect", "For a connection with a server: 3s unless said otherwise.", Time),
-    field("answer", "For the head of an answer, and for more of it: 60s unless said otherwise.", Time),
-    field("idle", "For the next request on a connection: 75s unless said otherwise.", Time),
+    field("connect", "For a connection with a server: 3s unless said otherwise.", SomeTime),
+    field("answer", "For the head of an answer, and for more of it: 60s unless said otherwise.", SomeTime),
+    field(
+        "whole",
+        "For the whole body of a request, and for the whole of an answer: as long as they take unless said otherwise.",
+        SomeTime,
+    ),
+    field("idle", "For the next request on a connection: 75s unless said otherwise.", SomeTime),
     field(
         "notice",
         "For load balancers to hear that it is not ready any more, before no more connections are taken: 0s unless said otherwise.",

@@ -1,6 +1,7 @@
 //! The gateway, as a policy has it: where it listens, whom it passes requests on to, and how long it waits for what.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::condition::Condition;
@@ -51,6 +52,8 @@ pub struct Upstream {
     pub health: Option<Health>,
     /// What is spoken with them.
     pub protocol: Protocol,
+    /// Who must have signed the certificates of its servers (PEM), in place of those whom the machine trusts.
+    pub ca: Option<String>,
     /// How many requests each of its servers can work on at once, if that is what utilization is measured by.
     pub workers: Option<u64>,
     pub(super) matches: Vec<Condition>,
@@ -118,6 +121,8 @@ pub struct Timeouts {
     pub connect: Nanos,
     /// For the head of an answer once the request has gone, and for more of its body.
     pub answer: Nanos,
+    /// For the whole body of a request, and for the whole of an answer, if there is a bound.
+    pub whole: Option<Nanos>,
     /// For the next request on a connection.
     pub idle: Nanos,
     /// For those who send requests here to hear that it is not ready any more, before no more connections are taken.
@@ -129,7 +134,7 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Self {
         let [head, body, connect, answer, idle, drain] = [10, 30, 3, 60, 75, 30].map(Nanos::from_secs);
-        Self { head, body, connect, answer, idle, notice: Nanos::ZERO, drain }
+        Self { head, body, connect, answer, whole: None, idle, notice: Nanos::ZERO, drain }
     }
 }
 
@@ -140,11 +145,14 @@ pub struct Sizes {
     pub head: u64,
     /// Bytes of a body, if there is a bound.
     pub body: Option<u64>,
+    /// Bytes a second that clients send of a body, and take of an answer, at least: in the long run, and while it is they who
+    /// are being waited for.
+    pub least_rate: u64,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { head: 64 << 10, body: None }
+        Self { head: 64 << 10, body: None, least_rate: 500 }
     }
 }
 
@@ -182,6 +190,27 @@ impl Policy {
             upstream.matches.is_empty() || upstream.matches.iter().any(|condition| condition.holds(&request))
         })
     }
+}
+
+/// Reads an address to listen at. `localhost` is this machine.
+///
+/// ```
+/// use tollgate_core::policy::parse_address;
+///
+/// assert_eq!(parse_address("localhost:8080"), parse_address("127.0.0.1:8080"));
+/// assert_eq!(parse_address("http://localhost:8080"), None);
+/// ```
+pub fn parse_address(text: &str) -> Option<SocketAddr> {
+    match text.strip_prefix("localhost:") {
+        Some(port) => Some(SocketAddr::from(([127, 0, 0, 1], port.parse().ok()?))),
+        None => text.parse().ok(),
+    }
+}
+
+/// The address in what looks like a URL, for those who have written one where an address belongs.
+pub fn address_in_url(text: &str) -> Option<&str> {
+    let rest = text.split_once("://")?.1;
+    rest.split('/').next().filter(|address| parse_address(address).is_some())
 }
 
 /// Reads the address of a server: `http://10.0.0.5:9000`. The error says what would be right.

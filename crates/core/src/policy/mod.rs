@@ -57,7 +57,10 @@ use crate::time::Nanos;
 use crate::worker::{Source, WorkerSettings};
 
 pub use facts::{Facts, Headers};
-pub use gateway::{Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, parse_server};
+pub use gateway::{
+    Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, address_in_url, parse_address,
+    parse_server,
+};
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, KeyBytes, Listed, Planned};
@@ -221,6 +224,36 @@ pub struct Limiter {
     sample_ppm: u64,
 }
 
+impl Policy {
+    /// What has become of the choices of a limiter that an older policy has by the same name: for each of those, the one that
+    /// whoever it was for has now.
+    pub fn heirs(&self, limiter: &str, older: &Self) -> Vec<(usize, usize)> {
+        let place = |policy: &Self| policy.limiters.iter().position(|known| *known.name == *limiter);
+        let (Some(index), Some(old_index)) = (place(self), place(older)) else { return Vec::new() };
+        let (Some(now), Some(before)) = (self.limiters.get(index), older.limiters.get(old_index)) else {
+            return Vec::new();
+        };
+        let plan = |old: usize| {
+            let name = &older.plans.get(old)?.name;
+            self.plans.iter().position(|plan| plan.name == *name)
+        };
+        let of_plan = |old: Option<usize>| now.choice(old.and_then(plan));
+        let of_plans = before.by_plan.iter().enumerate();
+        let by_plan = of_plans.filter_map(|(old, choice)| Some(((*choice)?, of_plan(Some(old))?)));
+        let of_all =
+            (before.by_plan.is_empty() && !before.choices.is_empty()).then(|| Some((0, now.choice(None)?)));
+        let own = older.overrides.iter().flat_map(|(caller, was)| {
+            let is = self.overrides.get(caller);
+            let of_caller =
+                is.and_then(|is| is.choices.iter().find(|(of, _)| *of == index)).map(|(_, choice)| *choice);
+            let choice = of_caller.or_else(|| of_plan(was.plan));
+            let choices = was.choices.iter().filter(|(of, _)| *of == old_index);
+            choices.filter_map(move |(_, old)| Some((*old, choice?))).collect::<Vec<_>>()
+        });
+        of_all.flatten().into_iter().chain(by_plan).chain(own).collect()
+    }
+}
+
 impl Limiter {
     /// Whether all requests share one bucket. Its key is empty.
     pub fn is_global(&self) -> bool {
@@ -289,7 +322,9 @@ pub enum Cost {
         /// That of all others.
         otherwise: u64,
     },
-    /// What a header of the request says, at least 1.
+    /// What the door says ([`Facts::cost`]), and 1 where it says nothing.
+    Given,
+    /// What a header of the request says, at least 1; or the door, which goes before it.
     Header {
         /// The header.
         name: String,
@@ -302,7 +337,7 @@ pub enum Cost {
     Settled {
         /// The header of the answer.
         header: String,
-        /// What is charged before.
+        /// What is charged before, where the door does not say.
         estimate: u64,
     },
 }
@@ -394,6 +429,16 @@ impl Policy {
     /// How tokens are verified, if any are asked for.
     pub fn jwt(&self) -> Option<&Jwt> {
         self.jwt.as_ref()
+    }
+
+    /// All files that it names, as it names them: keys for tokens, certificates of the gateway and for its servers.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        let keys = self.jwt.iter().flat_map(|jwt| [&jwt.key_file, &jwt.jwks_file]).flatten();
+        let tls = self.gateway.tls.iter();
+        let certificates =
+            tls.flat_map(|tls| [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()]);
+        let authorities = self.gateway.upstreams.iter().filter_map(|upstream| upstream.ca.as_ref());
+        keys.chain(certificates.flatten()).chain(authorities).map(String::as_str)
     }
 
     /// All limiters, in the order of the file.

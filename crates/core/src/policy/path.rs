@@ -265,6 +265,31 @@ impl PathPattern {
             .all(|(mine, theirs)| self.part_covers(mine, theirs, other))
     }
 
+    /// Whether a path may be one of both.
+    #[cfg(feature = "policy")]
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let reaches = |open: &Self, other: &Self| {
+            open.parts.is_empty() || open.parts.len() < other.parts.len() + usize::from(other.open)
+        };
+        let deep = match (self.open, other.open) {
+            (false, false) => self.parts.len() == other.parts.len(),
+            (true, false) => reaches(self, other),
+            (false, true) => reaches(other, self),
+            (true, true) => true,
+        };
+        let any_case = self.any_case || other.any_case;
+        let same = |a: &str, b: &str| if any_case { a.eq_ignore_ascii_case(b) } else { a == b };
+        let begins = |text: &str, begin: &str| text.get(..begin.len()).is_some_and(|text| same(text, begin));
+        deep && self.parts.iter().zip(&other.parts).all(|(mine, theirs)| match (mine, theirs) {
+            (Part::Any, _) | (_, Part::Any) => true,
+            (Part::Literal(a), Part::Literal(b)) => same(a, b),
+            (Part::Literal(text), Part::Prefix(begin)) | (Part::Prefix(begin), Part::Literal(text)) => {
+                begins(text, begin)
+            }
+            (Part::Prefix(a), Part::Prefix(b)) => begins(a, b) || begins(b, a),
+        })
+    }
+
     fn part_covers(&self, mine: &Part, theirs: &Part, other: &Self) -> bool {
         let text = mine.text();
         if other.any_case && !self.any_case && text.bytes().any(|byte| byte.is_ascii_alphabetic()) {

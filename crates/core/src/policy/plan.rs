@@ -54,7 +54,7 @@ pub enum Listed {
 /// What a policy says of one request.
 #[derive(Clone)]
 pub struct Planned {
-    /// Whether it is on a list. Then nothing else is said.
+    /// Whether it is on a list. Then it is charged to nothing; of one that is blocked nothing else is said.
     pub listed: Listed,
     /// Its class, by its place among [`Policy::classes`].
     pub class: usize,
@@ -82,6 +82,8 @@ pub struct Charged {
     pub cost: u64,
     /// Whether the request is critical to the limiter.
     pub critical: bool,
+    /// Whether the limit is the caller's own, by an override. Then the limiter's candidate is not for it.
+    pub is_own: bool,
     /// Whether it is only watched, because its bucket is not among those for which it is enforced yet.
     pub only_watched: bool,
 }
@@ -102,6 +104,16 @@ impl fmt::Debug for Planned {
 impl Policy {
     /// What is to be done with a request. Nothing is charged.
     pub fn plan(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
+        self.planned(facts, tokens, now, false)
+    }
+
+    /// The same, where nobody is refused for being on the block list: who is has to go on like everybody else.
+    pub fn plan_unblocked(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
+        self.planned(facts, tokens, now, true)
+    }
+
+    #[inline]
+    fn planned(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp, goes_on: bool) -> Planned {
         let address = self.address.of(facts);
         let mut request = Request::new(facts, address);
         let caller = caller_of(&self.identify, facts, address, tokens, now);
@@ -113,7 +125,7 @@ impl Policy {
             charged: SmallVec::new(),
             keys: SmallVec::new(),
         };
-        if planned.listed != Listed::No {
+        if planned.listed == Listed::Blocked && !goes_on {
             return planned;
         }
         let overridden = if self.overrides.is_empty() { None } else { self.overrides.get(&caller.named()) };
@@ -124,6 +136,9 @@ impl Policy {
         let class = self.classes.iter().position(is_of).unwrap_or(self.classes.len());
         request.class = Some(class);
         (planned.class, planned.plan) = (class, request.plan);
+        if planned.listed == Listed::Allowed {
+            return planned;
+        }
         let mut asked = Asked::default();
         for (index, limiter) in self.limiters.iter().enumerate() {
             if matches!(limiter.kind, Kind::Worker(_)) || !asked.is_for(limiter, index, &request) {
@@ -156,6 +171,7 @@ impl Policy {
                 key,
                 cost: limiter.cost(&request),
                 critical: limiter.is_critical(class),
+                is_own: own.is_some(),
                 only_watched: limiter.sample_ppm < 1_000_000
                     && !planned.keys.get(key).is_some_and(is_enforced),
             });
@@ -215,7 +231,7 @@ impl Limiter {
         matches!(self.cost, Cost::Settled { .. })
     }
 
-    fn choice(&self, plan: Option<usize>) -> Option<usize> {
+    pub(super) fn choice(&self, plan: Option<usize>) -> Option<usize> {
         if self.by_plan.is_empty() { Some(0) } else { *self.by_plan.get(plan?)? }
     }
 
@@ -224,17 +240,19 @@ impl Limiter {
     }
 
     fn cost(&self, request: &Request<'_, '_>) -> u64 {
-        // A door knows what a request costs, not how many requests it is.
-        if let (Some(cost), Kind::Rate) = (request.facts.cost, &self.kind) {
-            return cost;
-        }
+        // What a door knows is for limiters that ask what a request costs: one that counts logins goes on counting them.
         match &self.cost {
-            Cost::Fixed(cost) | Cost::Settled { estimate: cost, .. } => *cost,
+            Cost::Fixed(cost) => *cost,
+            Cost::Given => request.facts.cost.unwrap_or(1),
+            Cost::Settled { estimate, .. } => request.facts.cost.unwrap_or(*estimate),
             Cost::ByClass { classes, otherwise } => {
                 let own = classes.iter().find(|(class, _)| Some(*class) == request.class);
                 own.map_or(*otherwise, |(_, cost)| *cost)
             }
             Cost::Header { name, otherwise, max } => {
+                if let Some(cost) = request.facts.cost {
+                    return cost;
+                }
                 let named = request.facts.only_header(name).and_then(|value| std::str::from_utf8(value).ok());
                 // A caller who could say that it costs nothing would.
                 let is_number =

@@ -15,7 +15,7 @@ pub fn schema() -> Value {
     // `header x-api-key: sk_test_*` in one line.
     condition.insert(
         "patternProperties".to_owned(),
-        json!({ "^header [^ ]+$": shape(Shape::Some(&Shape::Text)) }),
+        json!({ format!("^header +{TOKEN}+$"): shape(Shape::Some(&Shape::Text)) }),
     );
     let mut schema = map(POLICY);
     schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
@@ -46,6 +46,12 @@ fn property(field: &Field) -> Value {
     }
 }
 
+/// What names of headers are made of.
+const TOKEN: &str = "[-A-Za-z0-9!#$%&'*+.^_`|~]";
+/// A number, 1 or more.
+const SOME: &str = "(0[0_]*)?[1-9][0-9_]*";
+const UNIT: &str = "(ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?)";
+
 fn shape(of: Shape) -> Value {
     let text =
         |pattern: &str, example: &str| json!({ "type": "string", "pattern": pattern, "examples": [example] });
@@ -63,12 +69,19 @@ fn shape(of: Shape) -> Value {
         Shape::Whole => {
             json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text("^[0-9][0-9_]*$", "1_000")] })
         }
-        Shape::Rate => text(
-            "^ *[0-9][0-9_]* */ *([0-9][0-9_]*)? *(ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?) *$",
-            "50/s",
-        ),
-        Shape::Time => text("^ *[0-9][0-9_]* *(ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?) *$", "28s"),
-        Shape::Share => text("^ *[0-9]+(\\.[0-9]{1,4})? *% *$", "20%"),
+        Shape::Within(least, most) => {
+            let mut number = json!({ "type": "integer", "minimum": least });
+            if let (true, Some(number)) = (most < u64::MAX, number.as_object_mut()) {
+                number.insert("maximum".to_owned(), json!(most));
+            }
+            json!({ "anyOf": [number, text(&format!("^{SOME}$"), "1_000")] })
+        }
+        Shape::Rate => text(&format!("^ *{SOME} */ *({SOME})? *{UNIT} *$"), "50/s"),
+        Shape::Time => text(&format!("^ *[0-9][0-9_]* *{UNIT} *$"), "28s"),
+        Shape::SomeTime => text(&format!("^ *{SOME} *{UNIT} *$"), "28s"),
+        Shape::Share => text("^ *0*(100(\\.0{1,4})?|[0-9]{1,2}(\\.[0-9]{1,4})?) *% *$", "20%"),
+        Shape::Header => text(&format!("^{TOKEN}+$"), "x-api-key"),
+        Shape::Page => text("^https?://", "https://example.com/limits"),
         Shape::Size => {
             json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text("^[0-9][0-9_]* *([KMG]i?B?|B|k)?$", "512MB")] })
         }
@@ -81,6 +94,12 @@ fn shape(of: Shape) -> Value {
         Shape::List(one) => json!({ "type": "array", "items": shape(*one) }),
         Shape::Named(one) => json!({ "type": "object", "additionalProperties": shape(*one) }),
         Shape::Map(fields) => map(fields).into(),
+        Shape::OneOf(fields, names) => {
+            let mut one = map(fields);
+            let required: Vec<Value> = names.iter().map(|name| json!({ "required": [name] })).collect();
+            one.insert("oneOf".to_owned(), required.into());
+            one.into()
+        }
         Shape::Either(shapes) => json!({ "anyOf": shapes.iter().map(|one| shape(*one)).collect::<Vec<_>>() }),
         Shape::Condition => json!({ "$ref": "#/$defs/condition" }),
     }

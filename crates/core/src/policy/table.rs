@@ -26,6 +26,11 @@ impl PlanTable {
         self.patterns.insert(at, (pattern, plan));
     }
 
+    /// Plans that somebody may have by it.
+    pub(crate) fn plans(&self) -> impl Iterator<Item = usize> {
+        self.names.values().copied().chain(self.patterns.iter().map(|(_, plan)| *plan))
+    }
+
     pub(crate) fn patterns(&self) -> usize {
         self.patterns.len()
     }

@@ -19,7 +19,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, gateway: Arc<Sh
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let patience = Duration::from(gateway.site.load().policy.gateway().timeouts.idle);
+        let patience = Duration::from(gateway.site.load().policy.gateway().timeouts.head);
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(patience)

@@ -261,6 +261,12 @@ impl Snapshot {
         )?;
         counters(
             encoder,
+            "would_block_by_list",
+            "Requests that the block list would have refused, had the mode of everything not been dark",
+            &of(totals.would_block_by_list),
+        )?;
+        counters(
+            encoder,
             "store_errors",
             "Requests that passed because the store had an error",
             &of(totals.store_errors),
@@ -373,6 +379,27 @@ impl Snapshot {
                     "Processes that use the store",
                     None,
                     &one(health.nodes as f64),
+                )?;
+                gauges(
+                    encoder,
+                    "store_breakers_open",
+                    "Parts of the store that are not asked because they have failed",
+                    None,
+                    &one(health.breakers_open as f64),
+                )?;
+                gauges(
+                    encoder,
+                    "store_local_keys",
+                    "States that this process holds for outages of the store and that are not idle",
+                    None,
+                    &one(store.local().count_keys(None) as f64),
+                )?;
+                gauges(
+                    encoder,
+                    "store_local",
+                    "Bytes that these states take",
+                    Some(&Unit::Bytes),
+                    &one(store.local().stats().bytes as f64),
                 )?;
                 for (name, value) in store.shared().stats().named() {
                     counters(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
-use axum::extract::{Path, Request, State};
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -157,7 +157,24 @@ fn shown(mode: Option<Mode>) -> &'static str {
     mode.map_or("policy", Mode::name)
 }
 
-async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
+/// What somebody says in JSON. What is none is told so in the way of all problems.
+struct Said(Value);
+
+impl<S: Send + Sync> FromRequest<S> for Said {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        match Json::from_request(request, state).await {
+            Ok(Json(said)) => Ok(Self(said)),
+            Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+                Err(problem(rejection.status(), "say it in JSON, with `Content-Type: application/json`"))
+            }
+            Err(rejection) => Err(problem(rejection.status(), &rejection.body_text())),
+        }
+    }
+}
+
+async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Said(body): Said) -> Response {
     let Some(mode) = mode_in(&body) else { return problem(StatusCode::BAD_REQUEST, MODES) };
     if !admin.limiter.switch(&name, mode) {
         let names: Vec<String> = admin.limiter.modes().iter().map(|(name, _)| name.to_string()).collect();
@@ -171,7 +188,7 @@ async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Json(body)
     Json(json!({ "limiter": name, "mode": shown(mode) })).into_response()
 }
 
-async fn switch_all(State(admin): State<Admin>, Json(body): Json<Value>) -> Response {
+async fn switch_all(State(admin): State<Admin>, Said(body): Said) -> Response {
     let Some(mode) = mode_in(&body) else { return problem(StatusCode::BAD_REQUEST, MODES) };
     admin.limiter.switch_all(mode);
     tracing::warn!(mode = shown(mode), "all limiters switched by hand");
@@ -179,7 +196,7 @@ async fn switch_all(State(admin): State<Admin>, Json(body): Json<Value>) -> Resp
 }
 
 /// What the protected service says of itself.
-async fn report_utilization(State(admin): State<Admin>, Json(body): Json<Value>) -> Response {
+async fn report_utilization(State(admin): State<Admin>, Said(body): Said) -> Response {
     match body.get("percent").and_then(Value::as_f64) {
         Some(percent) if (0.0..=1000.0).contains(&percent) => {
             admin.limiter.report_utilization((percent * 1e4) as u64);

@@ -16,10 +16,8 @@ use tokio::time::{Instant, Sleep};
 
 use super::doing::{Held, Progress, Streaming};
 use super::fields;
+use super::site::Times;
 use super::track::Track;
-
-/// A client that sends less than so many bytes a second is not slow but hostile.
-const SLOWEST: u64 = 500;
 
 /// What was wrong with the body of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +93,8 @@ pub(super) struct Streamed {
     /// How much more may come.
     room: Option<u64>,
     seen: u64,
-    patience: Duration,
+    times: Times,
+    begun: Instant,
     /// How long was waited for the client in all, and since when it is being waited for.
     waited: Duration,
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
@@ -103,7 +102,7 @@ pub(super) struct Streamed {
 }
 
 impl AskedBody {
-    pub(super) fn new(body: Incoming, room: Option<u64>, patience: Duration) -> (Self, Option<Arc<Sending>>) {
+    pub(super) fn new(body: Incoming, room: Option<u64>, times: Times) -> (Self, Option<Arc<Sending>>) {
         if body.is_end_stream() {
             return (Self::Empty, None);
         }
@@ -112,7 +111,8 @@ impl AskedBody {
             body,
             room,
             seen: 0,
-            patience,
+            times,
+            begun: Instant::now(),
             waited: Duration::ZERO,
             waiting: None,
             sending: Arc::clone(&sending),
@@ -141,6 +141,10 @@ impl Streamed {
             self.waited += Instant::now() - since;
         }
         Poll::Ready(match frame {
+            Some(Ok(_)) if self.times.whole.is_some_and(|whole| self.begun.elapsed() > whole) => {
+                self.sending.fails(Trouble::Slow);
+                Some(Err(BrokenOff::Slow))
+            }
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
                 self.seen += bytes;
@@ -164,11 +168,12 @@ impl Streamed {
 
     /// Waits for the client, but not for ever: neither for the next piece, nor for all of them together.
     fn wait(&mut self, context: &mut Context<'_>) -> Poll<BrokenOff> {
-        let earned = self.patience + Duration::from_secs(self.seen / SLOWEST);
-        let left = self.patience.min(earned.saturating_sub(self.waited));
+        let (times, begun) = (self.times, self.begun);
+        let left = times.body.min(times.earned(self.seen).saturating_sub(self.waited));
         let (_, timer) = self.waiting.get_or_insert_with(|| {
             let now = Instant::now();
-            (now, Box::pin(tokio::time::sleep_until(now + left)))
+            let until = times.whole.map_or(now + left, |whole| (now + left).min(begun + whole));
+            (now, Box::pin(tokio::time::sleep_until(until)))
         });
         if timer.as_mut().poll(context).is_pending() {
             return Poll::Pending;
@@ -321,9 +326,10 @@ impl Body for AnswerBody {
             Poll::Ready(Some(Ok(frame))) => {
                 *timer = None;
                 if let Some(progress) = progress {
-                    progress.is_waiting_for_client();
+                    progress.is_waiting_for_client(frame.data_ref().map_or(0, Bytes::len));
                 }
-                let is_last = body.is_end_stream();
+                // Nobody asks for more behind trailers, and so nobody would hear that there is no more.
+                let is_last = body.is_end_stream() || frame.is_trailers();
                 if let Some(carried) = &mut this.carried {
                     carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
                     if !is_last && carried.progress.is_none() {

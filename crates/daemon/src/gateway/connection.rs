@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::body::AnswerBody;
+use super::calm::Calm;
 use super::doing::Doing;
 use super::fields;
 use super::guard::Guard;
@@ -164,6 +165,7 @@ where
 {
     let site = worker.shared.site.load_full();
     let doing = Arc::clone(&connection.doing);
+    let client = connection.peer.ip();
     let guard = Guard::new(stream, Arc::clone(&doing), site.times.head, site.times.idle);
     let edge = Edge { worker: Arc::clone(&worker), connection: Arc::new(connection) };
     let served = http1::Builder::new()
@@ -173,7 +175,7 @@ where
         .serve_connection(TokioIo::new(guard), edge)
         .with_upgrades();
     let mut served = pin!(served);
-    let tick_every = TICK.min(site.times.body);
+    let tick_every = TICK.min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
     let mut ends = pin!(worker.shared.drain.cancelled());
     let mut is_ending = false;
@@ -181,8 +183,12 @@ where
         tokio::select! {
             biased;
             ended = served.as_mut() => {
-                if ended.is_err() {
+                if let Err(error) = ended {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+                    // What never became a request: hyper has answered it, and nobody else knows of it.
+                    if error.is_parse() && doing.is_idle() {
+                        worker.shared.watch.malformed(client, if error.is_parse_too_large() { 431 } else { 400 });
+                    }
                 }
                 return;
             }
@@ -191,7 +197,7 @@ where
                 served.as_mut().graceful_shutdown();
             }
             () = tick.as_mut() => {
-                if doing.is_stuck(site.times.body) {
+                if doing.is_stuck(&site.times) {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
@@ -218,9 +224,9 @@ where
         .initial_connection_window_size(1 << 20)
         .keep_alive_interval(site.times.idle.min(Duration::from_secs(30)))
         .keep_alive_timeout(site.times.head)
-        .serve_connection(TokioIo::new(stream), edge);
+        .serve_connection(TokioIo::new(Calm::new(stream)), edge);
     let mut served = pin!(served);
-    let tick_every = TICK.min(site.times.idle).min(site.times.body);
+    let tick_every = TICK.min(site.times.idle).min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
     let mut ends = pin!(worker.shared.drain.cancelled());
     let (mut is_ending, mut served_before, mut idle_since) = (false, 0, tokio::time::Instant::now());
@@ -238,7 +244,7 @@ where
                 served.as_mut().graceful_shutdown();
             }
             () = tick.as_mut() => {
-                if doing.is_stuck(site.times.body) {
+                if doing.is_stuck(&site.times) {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
                     return;
                 }

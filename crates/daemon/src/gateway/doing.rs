@@ -10,6 +10,7 @@ use tollgate::Permit;
 
 use super::alarm::Alarm;
 use super::pool::Lent;
+use super::site::Times;
 use crate::store::AnyStore;
 
 /// What one connection is doing, as its requests tell.
@@ -46,6 +47,12 @@ pub(super) struct Progress {
     /// Since when a client does not take what is there for it: milliseconds from the beginning of the connection, and one.
     /// 0: it is being waited for the server.
     since: AtomicU64,
+    /// How long the client was waited for before that, in milliseconds.
+    waited: AtomicU64,
+    /// What it was sent meanwhile, or is about to be.
+    bytes: AtomicU64,
+    /// When it began, as `since`.
+    begun: u64,
     /// What is held for the request meanwhile.
     held: Mutex<Held>,
 }
@@ -78,22 +85,48 @@ impl Drop for Watching<'_> {
 
 impl Progress {
     pub(super) fn streaming(doing: &Arc<Doing>, held: Held) -> Streaming {
-        let progress = Arc::new(Self { since: AtomicU64::new(0), held: Mutex::new(held) });
+        let progress = Arc::new(Self { begun: doing.now(), held: Mutex::new(held), ..Self::default() });
         doing.streaming.lock().push(Arc::clone(&progress));
         let streaming = Streaming { progress, doing: Arc::clone(doing) };
-        streaming.is_waiting_for_client();
+        streaming.is_waiting_for_client(0);
         streaming
+    }
+
+    /// Whether a client has had all the time that it may have.
+    fn is_too_slow(&self, now: u64, times: &Times) -> bool {
+        let too_long = |bound: Duration, millis: u64| Duration::from_millis(millis) > bound;
+        if times.whole.is_some_and(|whole| too_long(whole, now.saturating_sub(self.begun))) {
+            return true;
+        }
+        match self.since.load(Ordering::Relaxed) {
+            0 => false,
+            since => {
+                let waits = now.saturating_sub(since);
+                let in_all = self.waited.load(Ordering::Relaxed) + waits;
+                too_long(times.body, waits)
+                    || too_long(times.earned(self.bytes.load(Ordering::Relaxed)), in_all)
+            }
+        }
     }
 }
 
 impl Streaming {
     pub(super) fn is_waiting_for_server(&self) {
-        self.progress.since.store(0, Ordering::Relaxed);
+        self.waits_from(0);
     }
 
-    pub(super) fn is_waiting_for_client(&self) {
-        let since = u64::try_from(self.doing.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
-        self.progress.since.store(since + 1, Ordering::Relaxed);
+    /// For so many bytes more to be taken.
+    pub(super) fn is_waiting_for_client(&self, bytes: usize) {
+        self.progress.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.waits_from(self.doing.now());
+    }
+
+    fn waits_from(&self, since: u64) {
+        let before = self.progress.since.swap(since, Ordering::Relaxed);
+        if before > 0 {
+            let waited = self.doing.now().saturating_sub(before);
+            self.progress.waited.fetch_add(waited, Ordering::Relaxed);
+        }
     }
 }
 
@@ -116,22 +149,23 @@ impl Doing {
         Watching { alarm: std::mem::take(&mut *self.alarm.lock()), doing: self }
     }
 
+    /// Milliseconds from the beginning of the connection, and one.
+    fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.requests.load(Ordering::Acquire) == 0
     }
 
-    /// Lets go of what is held for answers that a client has not taken for so long: its permits, and connections to servers.
+    /// Lets go of what is held for answers that a client does not take, or too slowly: its permits, and connections to servers.
     /// Other answers on the connection go on. True if there are none.
-    pub(super) fn is_stuck(&self, patience: Duration) -> bool {
-        let now = self.begun.elapsed();
-        let stuck = |progress: &&Arc<Progress>| match progress.since.load(Ordering::Relaxed) {
-            0 => false,
-            since => now.saturating_sub(Duration::from_millis(since - 1)) > patience,
-        };
+    pub(super) fn is_stuck(&self, times: &Times) -> bool {
+        let now = self.now();
         let streaming = self.streaming.lock();
         let held: Vec<Held> = streaming
             .iter()
-            .filter(stuck)
+            .filter(|progress| progress.is_too_slow(now, times))
             .map(|progress| std::mem::take(&mut *progress.held.lock()))
             .collect();
         let all = self.requests.load(Ordering::Acquire) as usize;

@@ -182,6 +182,7 @@ pub(super) struct Origin<'o> {
     /// The client, as far as is known.
     pub(super) client: IpAddr,
     pub(super) is_tls: bool,
+    pub(super) is_http1: bool,
 }
 
 /// Says on whose behalf the request is made, to the host that its field names. What a peer says of itself is passed on only
@@ -219,7 +220,8 @@ pub(super) fn forward(headers: &mut HeaderMap, origin: &Origin<'_>) {
     let is_peer = origin.client == origin.peer;
     let client = if is_peer { origin.peer_value.clone() } else { address_value(origin.client) };
     headers.insert(X_REAL_IP, client);
-    headers.append(header::VIA, HeaderValue::from_static("1.1 tollgate"));
+    let via = if origin.is_http1 { "1.1 tollgate" } else { "2.0 tollgate" };
+    headers.append(header::VIA, HeaderValue::from_static(via));
 }
 
 fn set_host(headers: &mut HeaderMap) {
@@ -348,7 +350,8 @@ mod tests {
         let is_trusted = policy.trusts(peer);
         headers.insert(header::HOST, HeaderValue::from_static("api.example.com"));
         strip_words(headers, &policy, &HashSet::new(), is_trusted);
-        forward(headers, &Origin { peer, peer_value, is_trusted, client: peer, is_tls: true });
+        let origin = Origin { peer, peer_value, is_trusted, client: peer, is_tls: true, is_http1: true };
+        forward(headers, &origin);
     }
 
     #[test]

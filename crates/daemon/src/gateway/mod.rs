@@ -5,6 +5,7 @@
 
 mod alarm;
 mod body;
+mod calm;
 mod connection;
 mod counts;
 mod doing;
@@ -38,6 +39,8 @@ use tollgate_core::policy::Policy;
 
 pub(crate) use self::counts::{BOUNDS, Counts};
 use self::site::{Site, Watch};
+pub(crate) use self::tls::Certificates;
+use self::tls::Trust;
 use crate::access_log::AccessLog;
 use crate::store::AnyStore;
 
@@ -50,7 +53,8 @@ pub(crate) struct Shared {
     pub(crate) site: ArcSwap<Site>,
     pub(crate) watch: Arc<Watch>,
     tls: ArcSwapOption<TlsAcceptor>,
-    client_tls: Arc<rustls::ClientConfig>,
+    /// What servers have to show, unless the policy says otherwise.
+    trust: Trust,
     /// Rings when no more connections are taken, and those that are there end when they can.
     drain: CancellationToken,
     workers: usize,
@@ -77,6 +81,7 @@ struct Hand {
     connections: UnboundedSender<(std::net::TcpStream, SocketAddr)>,
     /// Connections that it has.
     open: Arc<AtomicUsize>,
+    runtime: tokio::runtime::Handle,
 }
 
 impl Gateway {
@@ -84,17 +89,17 @@ impl Gateway {
     pub(crate) fn start(
         limiter: Limiter<AnyStore>,
         policy: Policy,
-        tls: Option<TlsAcceptor>,
+        certificates: Certificates,
         log: Option<AccessLog>,
         workers: usize,
     ) -> io::Result<Self> {
-        let client_tls = tls::client_config()?;
+        let trust = Trust::of_machine()?;
         let shared = Arc::new(Shared {
             limiter,
-            site: ArcSwap::from_pointee(Site::new(policy, workers, None, &client_tls)),
+            site: ArcSwap::from_pointee(Site::new(policy, workers, None, &certificates, &trust)),
             watch: Arc::new(Watch { counts: Counts::default(), log }),
-            tls: ArcSwapOption::from_pointee(tls),
-            client_tls,
+            tls: ArcSwapOption::from_pointee(certificates.acceptor),
+            trust,
             drain: CancellationToken::new(),
             workers,
             runtime: tokio::runtime::Handle::try_current().map_err(io::Error::other)?,
@@ -106,12 +111,18 @@ impl Gateway {
             let worker = Arc::new(Worker { number, shared: Arc::clone(&shared) });
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let counted = Arc::clone(&open);
+            let handle = runtime.handle().clone();
             let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
             threads.push(thread.spawn(move || runtime.block_on(work(worker, taken, counted)))?);
-            hands.push(Hand { connections, open });
+            hands.push(Hand { connections, open, runtime: handle });
         }
         shared.look_after_servers();
         Ok(Self { shared, hands, threads })
+    }
+
+    /// Where each worker works.
+    pub(crate) fn runtimes(&self) -> Vec<tokio::runtime::Handle> {
+        self.hands.iter().map(|hand| hand.runtime.clone()).collect()
     }
 
     /// Takes connections until the gateway ends: also those that were made before, and that nobody had taken yet.
@@ -183,10 +194,11 @@ impl Shared {
     }
 
     /// Has requests that begin from now on treated by another policy.
-    pub(crate) fn put_to_work(self: &Arc<Self>, policy: Policy, tls: Option<TlsAcceptor>) {
+    pub(crate) fn put_to_work(self: &Arc<Self>, policy: Policy, certificates: Certificates) {
         let before = self.site.load_full();
-        self.site.store(Arc::new(Site::new(policy, self.workers, Some(&before), &self.client_tls)));
-        self.tls.store(tls.map(Arc::new));
+        let site = Site::new(policy, self.workers, Some(&before), &certificates, &self.trust);
+        self.site.store(Arc::new(site));
+        self.tls.store(certificates.acceptor.map(Arc::new));
         before.is_replaced.cancel();
         self.look_after_servers();
     }
@@ -194,6 +206,9 @@ impl Shared {
     /// Looks after the servers of the policy at work, as that says and for as long as it is.
     fn look_after_servers(&self) {
         let site = self.site.load();
+        for server in site.upstreams.iter().flat_map(|upstream| &upstream.servers) {
+            self.runtime.spawn(health::look_for(server.address.clone()));
+        }
         for upstream in &site.upstreams {
             for server in &upstream.servers {
                 match &upstream.policy.health {
@@ -247,5 +262,3 @@ async fn work(
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
-
-pub(crate) use self::tls::acceptor;

@@ -20,6 +20,7 @@ use tollgate_core::policy::{self, Protocol};
 
 use super::body::AskedBody;
 use super::stream::Plain;
+use super::tls::Trust;
 
 /// Connections that nobody has used for so long are closed: most servers close theirs after a minute.
 const FORGOTTEN: Duration = Duration::from_secs(50);
@@ -30,6 +31,7 @@ const LEFT_ALONE: Duration = Duration::from_secs(2);
 pub(crate) struct Upstream {
     pub(crate) policy: policy::Upstream,
     pub(crate) servers: Vec<Arc<Server>>,
+    trust: Trust,
     next: AtomicUsize,
     /// Requests that were passed on to them and have not ended.
     pub(crate) in_flight: Arc<AtomicU64>,
@@ -41,17 +43,20 @@ impl Upstream {
         policy: &policy::Upstream,
         workers: usize,
         before: Option<&Self>,
-        tls: &Arc<rustls::ClientConfig>,
+        trust: &Trust,
     ) -> Self {
-        let known = before.filter(|before| before.policy.protocol == policy.protocol);
+        let is_alike = |before: &&Self| before.policy.protocol == policy.protocol && before.trust == *trust;
+        let known = before.filter(is_alike);
         let server = |address: &policy::Server| {
             let same =
                 known.and_then(|before| before.servers.iter().find(|server| server.address == *address));
-            same.cloned().unwrap_or_else(|| Arc::new(Server::new(address, policy.protocol, workers, tls)))
+            same.cloned()
+                .unwrap_or_else(|| Arc::new(Server::new(address, policy.protocol, workers, &trust.config)))
         };
         Self {
             servers: policy.servers.iter().map(server).collect(),
             policy: policy.clone(),
+            trust: trust.clone(),
             next: AtomicUsize::new(0),
             in_flight: before.map(|before| Arc::clone(&before.in_flight)).unwrap_or_default(),
         }

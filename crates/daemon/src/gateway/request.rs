@@ -173,7 +173,7 @@ impl Asked {
         };
         let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
         let (parts, body) = request.into_parts();
-        let (body, sending) = AskedBody::new(body, site.max_body, site.times.body);
+        let (body, sending) = AskedBody::new(body, site.max_body, site.times);
         let peer = connection.peer.ip();
         let origin = Origin {
             peer,
@@ -181,6 +181,7 @@ impl Asked {
             is_trusted: site.policy.trusts(peer),
             client,
             is_tls: connection.is_tls,
+            is_http1: parts.version < Version::HTTP_2,
         };
         let request = rewritten(parts, body, &site, &origin, upgrade);
         Ok(Passing { upstream: at, connection, site, request, manner, sending, client_end, permit, track })
@@ -365,6 +366,10 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
         }
         _ if has_more => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
+    }
+    // The guard has seen to it in HTTP/1; HTTP/2 has its own lengths, but who is behind us may not speak it.
+    if request.headers().get_all(header::CONTENT_LENGTH).iter().nth(1).is_some() {
+        return Err(Problem::Malformed("A request has no more than one Content-Length."));
     }
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     if authority.is_some_and(|authority| authority.contains(&b'@')) {

@@ -1,7 +1,7 @@
 //! What the gateway does with requests at this moment: the policy at work, and whom requests are passed on to.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -11,12 +11,30 @@ use tollgate_core::policy::{Policy, Timeouts};
 
 use super::counts::Counts;
 use super::pool::Upstream;
-use crate::access_log::AccessLog;
+use super::tls::{Certificates, Trust};
+use crate::access_log::{AccessLog, Entry};
 
 /// What is counted and written down of every request.
 pub(crate) struct Watch {
     pub(crate) counts: Counts,
     pub(crate) log: Option<AccessLog>,
+}
+
+impl Watch {
+    /// Counts and writes down what is no request and was answered all the same.
+    pub(super) fn malformed(&self, client: IpAddr, status: u16) {
+        self.counts.answered(status, Duration::ZERO);
+        if let Some(log) = &self.log {
+            let error = Some("malformed".to_owned());
+            log.write(Box::new(Entry {
+                client: Some(client),
+                status,
+                error,
+                is_whole: true,
+                ..Entry::default()
+            }));
+        }
+    }
 }
 
 /// One policy, in the form in which the gateway uses it. A reload makes another; requests keep the one they began with.
@@ -40,14 +58,24 @@ pub(super) struct Times {
     pub(super) connect: Duration,
     pub(super) answer: Duration,
     pub(super) idle: Duration,
+    /// For the whole of a body, if there is a bound.
+    pub(super) whole: Option<Duration>,
+    /// Bytes a second that a client sends or takes at least.
+    pub(super) least_rate: u64,
 }
 
 impl Times {
-    fn new(timeouts: &Timeouts) -> Self {
+    fn new(timeouts: &Timeouts, least_rate: u64) -> Self {
         let [head, body, connect, answer, idle] =
             [timeouts.head, timeouts.body, timeouts.connect, timeouts.answer, timeouts.idle]
                 .map(|time: Nanos| Duration::from(time));
-        Self { head, body, connect, answer, idle }
+        let whole = timeouts.whole.map(Duration::from);
+        Self { head, body, connect, answer, idle, whole, least_rate: least_rate.max(1) }
+    }
+
+    /// How long a client may be waited for in all, of whom so many bytes have come or gone.
+    pub(super) fn earned(&self, bytes: u64) -> Duration {
+        self.body + Duration::from_millis(bytes.saturating_mul(1000) / self.least_rate)
     }
 }
 
@@ -57,19 +85,20 @@ impl Site {
         policy: Policy,
         workers: usize,
         before: Option<&Self>,
-        tls: &Arc<rustls::ClientConfig>,
+        certificates: &Certificates,
+        trust: &Trust,
     ) -> Self {
         let gateway = policy.gateway();
         let upstreams = gateway.upstreams.iter().map(|upstream| {
             let same = before
                 .and_then(|before| before.upstreams.iter().find(|other| other.policy.name == upstream.name));
-            Upstream::new(upstream, workers, same, tls)
+            Upstream::new(upstream, workers, same, certificates.trust(&upstream.name, trust))
         });
         let decisive = policy.headers_read().into_iter().filter_map(|name| HeaderName::try_from(name).ok());
         Self {
             decisive: decisive.collect(),
             upstreams: upstreams.collect(),
-            times: Times::new(&gateway.timeouts),
+            times: Times::new(&gateway.timeouts, gateway.sizes.least_rate),
             max_body: gateway.sizes.body,
             max_head: usize::try_from(gateway.sizes.head).unwrap_or(64 << 10),
             is_replaced: CancellationToken::new(),

@@ -1,5 +1,6 @@
 //! TLS, with clients and with servers.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
-use tollgate_core::policy::GatewayTls;
+use tollgate_core::policy::{Gateway, GatewayTls};
 
 fn wrong(file: &Path, what: &str, error: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}: {error}", file.display()))
@@ -24,8 +25,70 @@ fn certificates(file: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     }
 }
 
-/// TLS as the policy has it. Files are looked for beside the policy's own.
-pub(crate) fn acceptor(policy: &GatewayTls, folder: &Path) -> io::Result<TlsAcceptor> {
+/// All that a policy has in files for TLS, read before it is put to work. Files are looked for beside the policy's own.
+#[derive(Default)]
+pub(crate) struct Certificates {
+    /// With clients, if it is spoken with them.
+    pub(super) acceptor: Option<TlsAcceptor>,
+    /// Who signs for the servers of each upstream that says so, by its name.
+    authorities: HashMap<Arc<str>, Trust>,
+}
+
+/// What servers have to show.
+#[derive(Clone)]
+pub(crate) struct Trust {
+    pub(super) config: Arc<ClientConfig>,
+    /// Whose signatures count, if not those that this machine trusts.
+    authorities: Vec<CertificateDer<'static>>,
+}
+
+impl PartialEq for Trust {
+    fn eq(&self, other: &Self) -> bool {
+        self.authorities == other.authorities
+    }
+}
+
+impl Certificates {
+    pub(crate) fn read(policy: &Gateway, folder: &Path) -> io::Result<Self> {
+        let acceptor = policy.tls.as_ref().map(|tls| acceptor(tls, folder)).transpose()?;
+        let mut authorities = HashMap::new();
+        for upstream in &policy.upstreams {
+            if let Some(file) = &upstream.ca {
+                authorities.insert(Arc::clone(&upstream.name), Trust::in_file(&folder.join(file))?);
+            }
+        }
+        Ok(Self { acceptor, authorities })
+    }
+
+    /// What servers of an upstream have to show.
+    pub(super) fn trust<'t>(&'t self, upstream: &str, otherwise: &'t Trust) -> &'t Trust {
+        self.authorities.get(upstream).unwrap_or(otherwise)
+    }
+}
+
+impl Trust {
+    /// A certificate of an authority that this machine trusts.
+    pub(crate) fn of_machine() -> io::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        Ok(Self { config: client_config(roots)?, authorities: Vec::new() })
+    }
+
+    /// A certificate of one of the authorities in a file.
+    fn in_file(file: &Path) -> io::Result<Self> {
+        Ok(Self { config: client_config(roots(file)?)?, authorities: certificates(file)? })
+    }
+}
+
+fn roots(file: &Path) -> io::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file)? {
+        roots.add(certificate).map_err(|error| wrong(file, "no certificate of an authority", error))?;
+    }
+    Ok(roots)
+}
+
+fn acceptor(policy: &GatewayTls, folder: &Path) -> io::Result<TlsAcceptor> {
     let (certificate, key) = (folder.join(&policy.certificate), folder.join(&policy.key));
     let chain = certificates(&certificate)?;
     let private = PrivateKeyDer::from_pem_file(&key)
@@ -37,14 +100,8 @@ pub(crate) fn acceptor(policy: &GatewayTls, folder: &Path) -> io::Result<TlsAcce
         None => builder.with_no_client_auth(),
         Some(file) => {
             let file = folder.join(file);
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates(&file)? {
-                roots
-                    .add(certificate)
-                    .map_err(|error| wrong(&file, "no certificate of an authority", error))?;
-            }
             let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(&file)?), provider)
                 .build()
                 .map_err(|error| wrong(&file, "of no use for certificates of clients", error))?;
             builder.with_client_cert_verifier(verifier)
@@ -57,10 +114,7 @@ pub(crate) fn acceptor(policy: &GatewayTls, folder: &Path) -> io::Result<TlsAcce
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// What servers have to show: a certificate of an authority that this machine trusts.
-pub(crate) fn client_config() -> io::Result<Arc<ClientConfig>> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+fn client_config(roots: RootCertStore) -> io::Result<Arc<ClientConfig>> {
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?

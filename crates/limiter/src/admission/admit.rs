@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::{Reason, Refused};
 use tollgate_core::limit::Ask;
-use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode};
+use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode, Planned};
 use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
 use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
 
@@ -79,22 +79,29 @@ impl<S: Store + 'static> Shared<S> {
     async fn decide(self: &Arc<Self>, facts: &Facts<'_>, now: Timestamp) -> Result<Permit<S>, Refusal> {
         // One policy for the whole decision, whatever is loaded meanwhile.
         let running = self.running.load_full();
-        let planned = match &*self.tokens.load() {
-            Some(tokens) => running.policy.plan(facts, &***tokens, now),
-            None => running.policy.plan(facts, &*running.vouching.0, now),
-        };
+        let given = self.tokens.load();
+        let tokens = given.as_ref().map_or(&*running.vouching.0, |tokens| &***tokens);
+        let mut planned = running.policy.plan(facts, tokens, now);
         match planned.listed {
+            Listed::No => {}
             Listed::Allowed => {
                 self.counts.allowed_by_list.add();
-                return Ok(Permit::free(self));
+                return Ok(Permit::new(self, Some(self.held(running, planned, now))));
             }
-            Listed::Blocked if running.mode_of_all() != Mode::Enforce => return Ok(Permit::free(self)),
             Listed::Blocked => {
-                self.counts.blocked_by_list.add();
-                return Err(Refusal::new(blocked(), running, now, self.draw()));
+                match running.mode_of_all() {
+                    Mode::Enforce => {
+                        self.counts.blocked_by_list.add();
+                        return Err(Refusal::new(blocked(), running, now, self.draw()));
+                    }
+                    Mode::Dark => self.counts.would_block_by_list.add(),
+                    Mode::Off => {}
+                }
+                // Nobody is refused, so who is blocked goes on to the limiters as everybody does.
+                planned = running.policy.plan_unblocked(facts, tokens, now);
             }
-            Listed::No => {}
         }
+        drop(given);
         if planned.is_nobody {
             self.counts.nobody.add();
         }
@@ -105,23 +112,7 @@ impl<S: Store + 'static> Shared<S> {
             let refusal = Refusal::new(refused, running, now, self.draw());
             return Err(refusal.of(planned.class, planned.plan));
         }
-        let mut held = Box::new(Held {
-            class: planned.class,
-            plan: planned.plan,
-            lease: self.next_lease(),
-            taken_at: now,
-            at: self.at(now),
-            charged: planned.charged,
-            keys: planned.keys,
-            taken: Vec::new(),
-            degraded: false,
-            delay: Nanos::ZERO,
-            renewed: None,
-            bill: None,
-            has_watched: false,
-            dark: None,
-            running,
-        });
+        let mut held = self.held(running, planned, now);
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err(refused) = self.charge(&mut held).await {
             held.running.count(held.class, |counts| &counts.refused);
@@ -149,6 +140,28 @@ impl<S: Store + 'static> Shared<S> {
             self.aside(async move { shared.watch(watching, watched).await });
         }
         Ok(permit)
+    }
+
+    /// A request of which nothing is charged yet.
+    #[inline]
+    fn held(&self, running: Arc<Running>, planned: Planned, now: Timestamp) -> Box<Held> {
+        Box::new(Held {
+            class: planned.class,
+            plan: planned.plan,
+            lease: self.next_lease(),
+            taken_at: now,
+            at: self.at(now),
+            charged: planned.charged,
+            keys: planned.keys,
+            taken: Vec::new(),
+            degraded: false,
+            delay: Nanos::ZERO,
+            renewed: None,
+            bill: None,
+            has_watched: false,
+            dark: None,
+            running,
+        })
     }
 
     /// How long to stay away, if this worker sheds the request.
@@ -261,7 +274,8 @@ impl<S: Store + 'static> Shared<S> {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
             let mode = effective(limiter, all, charged);
             let is_dark = mode == Mode::Dark;
-            let has_candidate = mode != Mode::Off && !limiter.candidate.is_empty();
+            // Who has a limit of its own is not one of those for whom another is tried.
+            let has_candidate = mode != Mode::Off && !limiter.candidate.is_empty() && !charged.is_own;
             for (is_watched, is_candidate) in [(is_dark, false), (has_candidate, true)] {
                 if let (true, Some(key)) = (is_watched, held.keys.get(charged.key)) {
                     watched.push(Watched { charged: *charged, key: key.clone(), is_candidate });

@@ -72,8 +72,9 @@ counted! {
 }
 
 counted! {
-    /// What became of the requests of one class. Numbers only grow, also over reloads. Those that are on a list, and those
-    /// that passed because limiter code panicked, are of no class.
+    /// What became of the requests of one class. Numbers only grow, also over reloads. Those that are on the
+    /// allow list, those that were refused by the block list, and those that passed because limiter code panicked are not
+    /// among them.
     ClassStats, ClassCounts {
         /// Requests that passed.
         passed,
@@ -93,6 +94,8 @@ counted! {
         allowed_by_list,
         /// Those that were refused because they are on the block list.
         blocked_by_list,
+        /// Those that would have been, had the mode of everything not been dark. They went on to the limiters.
+        would_block_by_list,
         /// Those that passed because the store had an error, and nothing could be decided.
         store_errors,
         /// Those that passed because limiter code panicked. Each is a bug: please report it.

@@ -37,7 +37,7 @@ const LARGEST: u64 = 4 << 20;
 #[derive(Clone, Debug)]
 pub struct PolicyFile {
     pub(super) policy: Policy,
-    warnings: Mistakes,
+    pub(super) warnings: Mistakes,
     pub(super) tried: Tried,
 }
 
@@ -85,18 +85,16 @@ impl PolicyFile {
 pub(super) struct Tried {
     path: PathBuf,
     text: u64,
-    /// Files with keys that the policy names. Keys change while the policy does not.
-    key_files: Vec<PathBuf>,
-    keys: u64,
+    /// Files that the policy names: keys, certificates. They change while the policy does not.
+    pub(super) files: Vec<PathBuf>,
+    marks: u64,
 }
 
 impl Tried {
     /// Whether there is nothing in the file that was not tried already.
     #[cfg(feature = "watch")]
     fn is_all_there_is(&self, path: &Path) -> bool {
-        self.path == path
-            && self.text == mark(&contents(path, LARGEST))
-            && self.keys == marks_of_keys(&self.key_files)
+        self.path == path && self.text == mark(&contents(path, LARGEST)) && self.marks == marks(&self.files)
     }
 }
 
@@ -110,16 +108,15 @@ pub(super) fn look(path: &Path) -> (Tried, Result<(Policy, Mistakes), PolicyErro
     let shown = path.display().to_string();
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let bytes = contents(&path, LARGEST);
-    let mut tried = Tried { text: mark(&bytes), key_files: Vec::new(), keys: marks_of_keys(&[]), path };
+    let mut tried = Tried { text: mark(&bytes), files: Vec::new(), marks: marks(&[]), path };
     let read = bytes.and_then(text).map_err(|error| PolicyError::Unreadable { path: shown.clone(), error });
     let read = read.and_then(|text| match Policy::read(&text) {
         Ok((policy, unwise)) => Ok((policy, unwise.in_file(shown))),
         Err(mistakes) => Err(mistakes.in_file(shown).into()),
     });
     if let Ok((policy, _)) = &read {
-        let keys = policy.jwt().into_iter().flat_map(|jwt| [&jwt.key_file, &jwt.jwks_file]).flatten();
-        tried.key_files = keys.map(|file| folder(Some(&tried)).join(file)).collect();
-        tried.keys = marks_of_keys(&tried.key_files);
+        tried.files = policy.files().map(|file| folder(Some(&tried)).join(file)).collect();
+        tried.marks = marks(&tried.files);
     }
     (tried, read)
 }
@@ -162,7 +159,7 @@ fn mark(contents: &io::Result<Vec<u8>>) -> u64 {
     hasher.finish()
 }
 
-fn marks_of_keys(files: &[PathBuf]) -> u64 {
+fn marks(files: &[PathBuf]) -> u64 {
     let mut hasher = DefaultHasher::new();
     files.iter().for_each(|file| mark(&contents(file, LARGEST)).hash(&mut hasher));
     hasher.finish()
@@ -227,6 +224,7 @@ impl<S: Store + 'static> Shared<S> {
             }
             None => Box::new(|| ()),
         };
+        running.supersede(&before, &self.store);
         self.running.store(Arc::new(running));
         follows();
         Ok(())

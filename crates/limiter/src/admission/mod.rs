@@ -187,7 +187,8 @@ pub trait Companion: Send + Sync {
 #[must_use = "a builder does nothing until `build`"]
 pub struct LimiterBuilder<S: Store + 'static = MemoryStore> {
     store: S,
-    policy: Option<Result<Policy, PolicyError>>,
+    /// The policy, and what is unwise about it, if that is known.
+    policy: Option<Result<(Policy, Option<Mistakes>), PolicyError>>,
     /// Limiters that were named one by one.
     draft: Option<PolicyDraft>,
     /// The file that the policy is from.
@@ -246,26 +247,26 @@ impl<S: Store + 'static> LimiterBuilder<S> {
 
     /// The policy, as text.
     pub fn policy(mut self, text: &str) -> Self {
-        (self.policy, self.tried) = (Some(read(text).map(|(policy, _)| policy)), None);
+        (self.policy, self.tried) = (Some(read(text).map(|(policy, unwise)| (policy, Some(unwise)))), None);
         self
     }
 
     /// The policy, as it was read before.
     pub fn read_policy(mut self, policy: Policy) -> Self {
-        (self.policy, self.tried) = (Some(Ok(policy)), None);
+        (self.policy, self.tried) = (Some(Ok((policy, None))), None);
         self
     }
 
     /// The policy of a file, which is read at once.
     pub fn policy_file(mut self, path: impl AsRef<Path>) -> Self {
         let (tried, read) = file::look(path.as_ref());
-        (self.policy, self.tried) = (Some(read.map(|(policy, _)| policy)), Some(tried));
+        (self.policy, self.tried) = (Some(read.map(|(policy, unwise)| (policy, Some(unwise)))), Some(tried));
         self
     }
 
     /// The policy of a file, as it was read before.
     pub fn read_file(mut self, file: PolicyFile) -> Self {
-        (self.policy, self.tried) = (Some(Ok(file.policy)), Some(file.tried));
+        (self.policy, self.tried) = (Some(Ok((file.policy, Some(file.warnings)))), Some(file.tried));
         self
     }
 
@@ -324,14 +325,24 @@ impl<S: Store + 'static> LimiterBuilder<S> {
         self
     }
 
-    /// The policy, however it was given.
+    /// The policy, however it was given. What is unwise about it is logged, as it is when a file is loaded again.
     fn given(&mut self) -> Result<Policy, PolicyError> {
-        match (self.policy.take(), self.draft.take()) {
-            (Some(policy), None) => policy,
-            (None, Some(draft)) => Ok(draft.build()?),
-            (None, None) => open(),
-            (Some(_), Some(_)) => Err(PolicyError::Twice),
+        let (policy, unwise) = match (self.policy.take(), self.draft.take()) {
+            (Some(read), None) => {
+                let (policy, unwise) = read?;
+                (policy, unwise.map(|unwise| unwise.to_string()).unwrap_or_default())
+            }
+            (None, Some(draft)) => {
+                let (policy, unwise) = draft.checked()?;
+                (policy, unwise.join("\n"))
+            }
+            (None, None) => return open(),
+            (Some(_), Some(_)) => return Err(PolicyError::Twice),
+        };
+        if !unwise.is_empty() {
+            tracing::warn!("the policy is unwise:\n{unwise}");
         }
+        Ok(policy)
     }
 
     /// Who vouches for tokens that callers bring. Unless said otherwise that is `JwtTokens` (feature `jwt`), by the keys
@@ -347,7 +358,8 @@ impl<S: Store + 'static> LimiterBuilder<S> {
         self
     }
 
-    /// The limiter. Within a tokio runtime it samples utilization and renews leases there; outside of one,
+    /// The limiter. What is unwise about its policy is logged (`tracing`), but for one that came by
+    /// [`read_policy`](Self::read_policy): whoever read it was told. Within a tokio runtime it samples utilization and renews leases there; outside of one,
     /// [`Limiter::tend`] does.
     pub fn build(mut self) -> Result<Limiter<S>, PolicyError> {
         let policy = self.given()?;

@@ -1,6 +1,6 @@
 //! A policy at work: its limits are rules of a store, and its switches can be thrown.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -240,6 +240,22 @@ impl Running {
             policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
         let all = Arc::clone(&lasting.all);
         Ok(Self { limiters, worker, classes, all, has_settled, vouching, policy })
+    }
+
+    /// Lets the store know which limits have taken the place of which.
+    pub(super) fn supersede<S: Store>(&self, before: &Self, store: &S) {
+        for limiter in &self.limiters {
+            let Some(old) = before.limiters.iter().find(|old| old.name == limiter.name) else { continue };
+            let chosen = self.policy.heirs(&limiter.name, &before.policy).into_iter();
+            let choices = chosen.map(|(was, is)| (old.rules.get(was), limiter.rules.get(is)));
+            let pairs = choices.chain([(Some(&old.candidate), Some(&limiter.candidate))]);
+            let pairs = pairs.filter_map(|(old, new)| Some(old?.iter().zip(new?))).flatten();
+            // One that is still somebody's has not been changed.
+            let kept: HashSet<Rule> = limiter.rules.iter().flatten().map(|ruled| ruled.rule).collect();
+            for (old, new) in pairs.filter(|(old, new)| old.rule != new.rule && !kept.contains(&old.rule)) {
+                store.supersede(old.rule, new.rule);
+            }
+        }
     }
 
     /// The mode of a limiter at this moment.

@@ -81,8 +81,6 @@ pub(super) struct Bill {
     rates: Vec<(Charged, KeyBytes, Rule)>,
     dark: Option<Arc<Dark>>,
     taken_at: Timestamp,
-    /// The time that the store was given, where it was not its own.
-    at: Option<Timestamp>,
     /// Which have been settled, as bits.
     settled: AtomicU64,
     running: Arc<Running>,
@@ -112,7 +110,6 @@ impl Bill {
             rates: rates.collect(),
             dark: held.dark.clone(),
             taken_at: held.taken_at,
-            at: held.at,
             settled: AtomicU64::new(0),
             running: Arc::clone(&held.running),
         }))
@@ -139,7 +136,8 @@ impl<S: Store + 'static> Shared<S> {
             let mut rates: Vec<(Charged, KeyBytes, Rule)> = bill.rates.clone();
             bill.dark.iter().for_each(|dark| dark.charged_to(&mut rates));
             for (charged, key, rule) in rates.into_iter().filter(|(charged, ..)| charged.limiter == limiter) {
-                let (estimate, taken_at, at) = (charged.cost, bill.taken_at, bill.at);
+                // By now the bucket has gone on: what is charged or given back is so at this moment.
+                let (estimate, taken_at, at) = (charged.cost, bill.taken_at, self.at(self.clock.now()));
                 let shared = Arc::clone(self);
                 self.aside(async move { shared.settle_rate(rule, &key, estimate, cost, taken_at, at).await });
             }

@@ -1,13 +1,13 @@
 //! Rules of one family share what a key has used: a state moves with its key from one rule to the next.
 
 use smallvec::SmallVec;
-use tollgate_core::Timestamp;
 use tollgate_core::algorithm::Packed;
-use tollgate_core::limit::State;
+use tollgate_core::limit::{Op, State};
+use tollgate_core::{Outcome, Timestamp};
 
 use super::MemoryStore;
 use super::rules::Record;
-use super::shards::{Shard, Target};
+use super::shards::{Call, Shard, Target};
 use super::table::{Place, Tag};
 
 /// Whether a state that is asked for moves to the rule that asks.
@@ -66,10 +66,52 @@ impl MemoryStore {
     /// Whether a key has used something under a rule of its family that is in force beside this one: another plan's.
     /// Under a limit that was changed nobody asks any more.
     pub(super) fn has_rival(&self, target: Target<'_>, shard: Option<&Shard>) -> bool {
-        let rival = |rule: u32| self.rules.newest(rule).is_some_and(|(newest, _)| newest != target.rule);
+        let rival = |rule: u32| self.rules.in_force(rule).is_some_and(|(newest, _)| newest != target.rule);
         let place = self.table.place(target.hash);
         self.family_in_table(place, target.record).into_iter().any(|tag| rival(tag.rule()))
             || shard.and_then(|shard| self.shards.rule_of(shard, target)).is_some_and(rival)
+    }
+
+    /// The answer to a key that was refused under this rule, and whose state has stayed under another that is in force: it
+    /// ages by that one, and so does the wait.
+    pub(super) fn refused_beside(
+        &self,
+        outcome: Outcome,
+        target: Target<'_>,
+        call: Call,
+        shard: Option<&Shard>,
+    ) -> Outcome {
+        if outcome.allowed || outcome.retry_after.is_none() || !matches!(call.op, Op::Charge | Op::Estimate) {
+            return outcome;
+        }
+        let limit = &target.record.limit;
+        let mut told: SmallVec<[Outcome; 2]> = SmallVec::new();
+        let mut add = |from: u32, state: State| {
+            if let Some((rule, record)) = self.rules.in_force(from).filter(|(rule, _)| *rule != target.rule) {
+                let state = self.rules.carry(from, state, rule, call.now);
+                told.push(limit.refused_beside(outcome, &record.limit, &state, call.now, call.ask.cost));
+            }
+        };
+        let place = self.table.place(target.hash);
+        for tag in self.family_in_table(place, target.record) {
+            if let Some(record) = self.rules.get(tag.rule())
+                && let Some(word) = self.word_of(place, tag, Moves::No)
+            {
+                add(tag.rule(), record.unpack(word));
+            }
+        }
+        if let Some((from, state)) = shard.and_then(|shard| self.shards.look(shard, target)) {
+            add(from, state);
+        }
+        match told.as_slice() {
+            [told] => *told,
+            // Together they are more than each of them.
+            several => several.iter().fold(outcome, |longest, told| Outcome {
+                retry_after: longest.retry_after.max(told.retry_after),
+                reset_after: longest.reset_after.max(told.reset_after),
+                ..longest
+            }),
+        }
     }
 
     /// A key whose rule now lives in the maps brings along what it used while it lived in the table.

@@ -439,6 +439,10 @@ impl Store for MemoryStore {
         self.redefine(rule, limit, at)
     }
 
+    fn supersede(&self, old: Rule, new: Rule) {
+        self.rules.supersede(old.0, new.0, self.now());
+    }
+
     fn is_shared(&self) -> bool {
         false
     }

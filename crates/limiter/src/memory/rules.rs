@@ -15,6 +15,10 @@ use tollgate_core::{Limit, Timestamp};
 
 use super::table::{Judge, MAX_RULES, SETS, Tag, Worth};
 
+/// Changes that a state is taken through one by one. If there were more, the later ones count as one, so that what a key
+/// costs does not grow with the number of changes.
+const STEPS: u32 = 16;
+
 /// Words that would have to be rebased more often than this are not kept as words: a week. Each time leaves a record behind.
 const MIN_SPAN: u64 = 7 * 24 * 3600 * 1_000_000_000;
 
@@ -40,10 +44,15 @@ pub(crate) struct Record {
     /// When another record took its place; the end of time if none has.
     superseded: AtomicU64,
     successor: OnceLock<u32>,
+    /// The rule that is asked for instead since a policy was changed, plus one; 0 if none is. Unlike with a successor, who
+    /// still asks for this one gets it.
+    heir: AtomicU32,
     /// A record further down the links, to get to the last one soon.
     shortcut: AtomicU32,
     /// The highest states evicted, by groups of sets: newcomers start from there.
     floors: OnceLock<Box<[AtomicU64]>>,
+    /// Whether the family knows of its floors.
+    is_floored: AtomicBool,
 }
 
 /// All rules of a store. They are only ever added.
@@ -60,10 +69,28 @@ pub(crate) struct Rules {
 pub(crate) struct Family {
     /// Spreads the same key of different families over different places, and tells them apart.
     pub(crate) salt: u64,
-    /// Its rules, but for those whose successors have taken over everything.
-    members: Mutex<Vec<u32>>,
-    /// Whether there ever was more than one member.
+    /// Its rules by limit and label, but for those that have successors.
+    known: Mutex<HashMap<(Limit, Box<str>), u32>>,
+    /// Rules under which something was evicted, plus one. A key that was forgotten under one limit and comes back under
+    /// another meets the floors of so many: what it costs must not grow with the number of limits.
+    floored: [AtomicU32; 16],
+    next_floored: AtomicUsize,
+    /// Whether there ever was a member, and more than one.
+    inhabited: AtomicBool,
     shared: AtomicBool,
+}
+
+impl Family {
+    fn new(salt: u64) -> Self {
+        Self {
+            salt,
+            known: Mutex::default(),
+            floored: Default::default(),
+            next_floored: AtomicUsize::new(0),
+            inhabited: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
+        }
+    }
 }
 
 /// The algorithms whose states are words, each with the record's base at hand.
@@ -117,6 +144,11 @@ impl Record {
     /// A record further down the links, the last one that is known.
     fn further(&self) -> Option<u32> {
         Some(self.shortcut.load(Ordering::Acquire).max(*self.successor.get()?))
+    }
+
+    /// The rule that is asked for instead of this one.
+    fn heir(&self) -> Option<u32> {
+        self.heir.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// When states under this record began to count under its successor: from then on, or from now.
@@ -222,15 +254,18 @@ impl Rules {
         salt: impl Fn(&str) -> u64,
     ) -> (Rule, Arc<Record>) {
         let mut families = self.families.lock();
-        let family = families.entry_ref(name).or_insert_with(|| {
-            Arc::new(Family { salt: salt(name), members: Mutex::default(), shared: AtomicBool::new(false) })
-        });
-        let known = family.members.lock().iter().copied().find_map(|member| {
-            let known = self.records.get(member as usize)?;
-            let same = known.limit == limit && *known.label == *label && known.successor.get().is_none();
-            same.then(|| (Rule(member), Arc::clone(known)))
-        });
-        known.unwrap_or_else(|| self.add(limit, label, Arc::clone(family), tables))
+        let family = families.entry_ref(name).or_insert_with(|| Arc::new(Family::new(salt(name))));
+        let known = family.known.lock().get(&(limit, Box::from(label))).copied();
+        match known.and_then(|rule| Some((rule, self.records.get(rule as usize)?))) {
+            Some((rule, record)) => {
+                // It is in force again.
+                if record.heir.swap(0, Ordering::AcqRel) != 0 {
+                    record.superseded.store(u64::MAX, Ordering::Release);
+                }
+                (Rule(rule), Arc::clone(record))
+            }
+            None => self.add(limit, label, Arc::clone(family), tables),
+        }
     }
 
     /// Adds a record; to be called under the lock of the families.
@@ -249,15 +284,16 @@ impl Rules {
             base: AtomicU64::new(0),
             superseded: AtomicU64::new(u64::MAX),
             successor: OnceLock::new(),
+            heir: AtomicU32::new(0),
             shortcut: AtomicU32::new(0),
             floors: OnceLock::new(),
+            is_floored: AtomicBool::new(false),
         });
         let added = self.records.push(Arc::clone(&record)) as u32;
-        let mut members = family.members.lock();
-        if !members.is_empty() {
+        if family.inhabited.swap(true, Ordering::AcqRel) {
             family.shared.store(true, Ordering::Release);
         }
-        members.push(added);
+        family.known.lock().entry((limit, label.into())).or_insert(added);
         (Rule(added), record)
     }
 
@@ -268,6 +304,32 @@ impl Rules {
         {
             self.succeed(record, limit, now, tables);
         }
+    }
+
+    /// From `now` on, `new` is asked for instead of `old`: what was used under that is moved, and ages, as if it had been
+    /// redefined. Who still asks for `old` gets it.
+    pub(crate) fn supersede(&self, old: u32, new: u32, now: Timestamp) {
+        let _one_change_at_a_time = self.families.lock();
+        if let (Some((old, record)), Some((new, heir))) = (self.newest(old), self.newest(new))
+            && old != new
+            && record.salt == heir.salt
+        {
+            record.superseded.store(now.as_nanos(), Ordering::Release);
+            record.heir.store(new + 1, Ordering::Release);
+        }
+    }
+
+    /// The rule under which a state counts that was charged under another: at the end of all links, and of all changes of
+    /// policies.
+    pub(crate) fn in_force(&self, rule: u32) -> Option<(u32, &Record)> {
+        let mut last = self.newest(rule)?;
+        for _ in 0..STEPS {
+            match last.1.heir() {
+                Some(heir) => last = self.newest(heir)?,
+                None => break,
+            }
+        }
+        Some(last)
     }
 
     /// The record at the end of a rule's links.
@@ -289,17 +351,16 @@ impl Rules {
     }
 
     /// The state under rule `to` of a key that was last charged under rule `from`. It lives under each rule
-    /// that was in force since then for as long as it was; if there were many, the later ones count as one, so that a
-    /// key's cost does not grow with the number of changes.
+    /// that was in force since then for as long as it was.
     pub(crate) fn carry(&self, from: u32, mut state: State, to: u32, now: Timestamp) -> State {
-        const STEPS: u32 = 16;
         let mut rule = from;
         let mut steps = 0;
         while rule != to
             && let Some(record) = self.get(rule)
         {
             steps += 1;
-            rule = record.successor.get().copied().filter(|_| steps < STEPS).unwrap_or(to);
+            let next = record.successor.get().copied().or_else(|| record.heir());
+            rule = next.filter(|_| steps < STEPS).unwrap_or(to);
             let Some(next) = self.get(rule) else { break };
             state = next.limit.convert(&record.limit, &state, record.changed(now));
         }
@@ -315,9 +376,10 @@ impl Rules {
         of: usize,
         now: Timestamp,
     ) -> Option<State> {
-        let members = record.family.members.lock();
-        let others = members.iter().filter(|member| **member != rule);
-        let floors = others.flat_map(|&member| sets.map(|set| (member, set))).filter_map(|(member, set)| {
+        let floored =
+            record.family.floored.iter().filter_map(|rule| rule.load(Ordering::Acquire).checked_sub(1));
+        let others = floored.filter(|other| *other != rule);
+        let floors = others.flat_map(|other| sets.map(|set| (other, set))).filter_map(|(member, set)| {
             let other = self.get(member)?;
             let word = other.floor(set, of)?.load(Ordering::Acquire);
             (word != 0).then(|| self.carry(member, other.unpack(word), rule, now))
@@ -336,12 +398,28 @@ impl Rules {
             heir.begin(now);
             heir.inherit_floors(record, now);
         }
-        // A record whose floors are its own stays a member, because they are looked up there.
-        if heir.in_table || !record.in_table {
-            let inherited =
-                |member: &u32| self.get(*member).is_some_and(|member| std::ptr::eq(member, record));
-            record.family.members.lock().retain(|member| !inherited(member));
+        let is_itself = |rule: u32| self.get(rule).is_some_and(|known| std::ptr::eq(known, record));
+        if heir.in_table && heir.floors.get().is_some() {
+            // The floors of the old one are in those of its heir.
+            let place = record.family.floored.iter().find(|rule| match rule.load(Ordering::Acquire) {
+                0 => false,
+                rule => is_itself(rule - 1),
+            });
+            match place {
+                Some(place) => {
+                    heir.is_floored.store(true, Ordering::Release);
+                    place.store(next + 1, Ordering::Release);
+                }
+                None => self.floored(next, &heir),
+            }
         }
+        let mut known = record.family.known.lock();
+        let this = (record.limit, record.label.clone());
+        if known.get(&this).is_some_and(|rule| is_itself(*rule)) {
+            known.remove(&this);
+        }
+        known.entry((limit, record.label.clone())).or_insert(next);
+        drop(known);
         let _ = record.successor.set(next);
         record.valid_until.store(0, Ordering::Release);
         record.fast_until.store(0, Ordering::Release);
@@ -386,6 +464,21 @@ impl Rules {
         })
     }
 
+    /// Lets the family know that a rule has floors. The latest few are remembered.
+    fn floored(&self, rule: u32, record: &Record) {
+        let is_known =
+            record.is_floored.load(Ordering::Relaxed) || record.is_floored.swap(true, Ordering::AcqRel);
+        let Family { floored, next_floored, .. } = &*record.family;
+        let place = next_floored.load(Ordering::Relaxed) % floored.len();
+        if let Some(place) = floored.get(place).filter(|_| !is_known) {
+            next_floored.fetch_add(1, Ordering::Relaxed);
+            let before = place.swap(rule + 1, Ordering::AcqRel).checked_sub(1);
+            if let Some(before) = before.and_then(|before| self.get(before)) {
+                before.is_floored.store(false, Ordering::Release);
+            }
+        }
+    }
+
     /// Raises the floor of a set to a state that is about to be forgotten.
     pub(crate) fn raise_floor(&self, tag: Tag, word: u64, set: usize, of: usize, now: Timestamp) {
         let Some(record) = self.get(tag.rule()) else {
@@ -394,12 +487,13 @@ impl Rules {
         let state = record.unpack(word);
         // What was charged under a rule that has changed comes back under the one in force. If that one's states
         // are no words, the floor stays where it is and is looked up as the family's.
-        let (newest, heir) = match self.newest(tag.rule()) {
+        let (newest, heir) = match self.in_force(tag.rule()) {
             Some((newest, heir)) if heir.in_table => (newest, heir),
             _ => (tag.rule(), record),
         };
         let state = self.carry(tag.rule(), state, newest, now);
         self.floors(heir, of);
+        self.floored(newest, heir);
         macro_rules! raise {
             ($algorithm:expr, $state:expr) => {
                 heir.on_floor($algorithm, set, of, |floor| {
@@ -420,8 +514,8 @@ impl Rules {
     /// What a word of the table is worth, under the rule in force.
     pub(crate) fn worth(&self, tag: Tag, word: u64, now: Timestamp) -> Worth {
         let Some(record) = self.get(tag.rule()) else { return Worth::Idle };
-        if record.successor.get().is_some()
-            && let Some((newest, heir)) = self.newest(tag.rule())
+        if let Some((newest, heir)) = self.in_force(tag.rule())
+            && newest != tag.rule()
         {
             let state = self.carry(tag.rule(), record.unpack(word), newest, now);
             return match heir.limit.is_idle(&state, now) {
@@ -442,7 +536,7 @@ impl Rules {
 
     /// Whether a state charged under a rule is worth nothing under the one in force.
     pub(crate) fn is_idle(&self, rule: u32, state: &State, now: Timestamp) -> bool {
-        match (self.get(rule), self.newest(rule)) {
+        match (self.get(rule), self.in_force(rule)) {
             (Some(_), Some((newest, heir))) if newest != rule => {
                 heir.limit.is_idle(&self.carry(rule, state.clone(), newest, now), now)
             }

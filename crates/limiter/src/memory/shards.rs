@@ -615,7 +615,7 @@ impl Shard {
             return;
         }
         self.evictions += 1;
-        let Some((rule, heir)) = rules.newest(entry.rule) else { return };
+        let Some((rule, heir)) = rules.in_force(entry.rule) else { return };
         let state = rules.carry(entry.rule, entry.state, rule, now);
         let key = KeyRef { kind: Kind::Bytes, bytes: &[] };
         let target = Target { rule, record: heir, hash: entry.hash, check: 0, key };

@@ -227,7 +227,11 @@ impl MemoryStore {
             },
             false => Elsewhere::default(),
         };
-        self.shards.apply(shard, &self.rules, target, call, elsewhere)
+        let outcome = self.shards.apply(shard, &self.rules, target, call, elsewhere)?;
+        match outcome.allowed || !target.record.has_siblings() {
+            true => Ok(outcome),
+            false => Ok(self.refused_beside(outcome, target, call, Some(shard))),
+        }
     }
 
     /// Decides for a key of the table. `locked` are the shards that the call has locked already, if any.
@@ -303,7 +307,7 @@ impl MemoryStore {
                     let mut state = before;
                     let outcome = apply(&mut state);
                     if state == before {
-                        return outcome;
+                        return self.refused_beside(outcome, target, call, shard.as_deref());
                     }
                 }
                 self.adopt(algorithm, target, now, shard.as_deref_mut(), Moves::Yes)

@@ -24,7 +24,7 @@ pub struct Hints {
     pub caller: Option<String>,
     /// The caller's plan, where that is known already.
     pub plan: Option<String>,
-    /// What the request costs, where that is known already.
+    /// What the request costs, where that is known already. It is for limiters that ask for it: see [`Facts::cost`].
     pub cost: Option<u64>,
 }
 

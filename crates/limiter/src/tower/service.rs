@@ -102,6 +102,7 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
             set.iter().for_each(|name| drop(headers.remove(*name)));
         }
     }
+    one_map(headers, &mut ours);
     for (name, value) in ours {
         let value = match (name, value.as_str()) {
             ("cache-control", "no-store") => HeaderValue::from_static("no-store"),
@@ -120,6 +121,30 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
         if is_list || !headers.contains_key(&name) {
             headers.append(name, value);
         }
+    }
+}
+
+/// In revision 7 of the draft `RateLimit` is no list but a map: twice in an answer, or beside a list, nobody can read it.
+fn one_map(headers: &mut HeaderMap, ours: &mut HeaderList) {
+    let is_map = |value: &str| value.contains("remaining=");
+    let left = |value: &str| {
+        let number = |part: &str| {
+            let part = part.trim();
+            part.strip_prefix("remaining=").or(part.strip_prefix("r="))?.parse::<u64>().ok()
+        };
+        value.split([',', ';']).filter_map(number).min()
+    };
+    let Some(own) = own(ours, RATELIMIT.as_str()) else { return };
+    let theirs = || headers.get_all(RATELIMIT).iter().map(|value| value.to_str().unwrap_or_default());
+    // What cannot be read may be anything, also nothing.
+    let Some(least) = theirs().map(|value| left(value).unwrap_or(0)).min() else { return };
+    if !is_map(own) && !theirs().any(is_map) {
+        return;
+    }
+    if left(own).is_some_and(|left| left < least) {
+        headers.remove(RATELIMIT);
+    } else {
+        ours.retain(|(name, _)| *name != RATELIMIT.as_str());
     }
 }
 

@@ -375,9 +375,11 @@ impl Model {
                 false => limit.convert(&limits[*charged], state, at(now)),
             };
             let mut after = before.clone();
-            let outcome = limit.apply(op, &mut after, at(now), ask, at(now));
+            let mut outcome = limit.apply(op, &mut after, at(now), ask, at(now));
             if after != before {
                 (*charged, *state) = (rule, after);
+            } else if *charged != rule && !outcome.allowed && matches!(op, Op::Charge | Op::Estimate) {
+                outcome = limit.refused_beside(outcome, &limits[*charged], state, at(now), ask.cost);
             }
             expected.push(outcome);
             outcome == seen

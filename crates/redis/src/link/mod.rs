@@ -347,9 +347,9 @@ impl Link {
         self.shared.breakers.of(tag).is_open()
     }
 
-    /// Whether the store is left alone at this moment, in whole or in part.
-    pub(crate) fn is_degraded(&self) -> bool {
-        self.shared.breakers.iter().any(Breaker::is_open)
+    /// How many parts of the store are left alone at this moment.
+    pub(crate) fn breakers_open(&self) -> usize {
+        self.shared.breakers.iter().filter(|breaker| breaker.is_open()).count()
     }
 }
 

@@ -1,5 +1,6 @@
           -- The instant of the change, if the caller knows it; else now.
-          local change = since >= 0 and since < now and since or now
+          local change = since < -2 and not beside and -since or since
+          if change < 0 or change > now then change = now end
           if change < t then change = t end
           if old_kind == kind and kind == 0 then
             local debt = a - o3 * (change - t)

@@ -23,7 +23,7 @@
             write, na = true, a + cost
           end
         elseif op <= 3 then
-          if a > 0 and taken >= start then
+          if a > 0 and cost > 0 and taken >= start then
             write, na = true, a > cost and a - cost or 0
           end
         else

@@ -18,7 +18,7 @@
             write, na = true, used + cost
           end
         elseif op <= 3 then
-          if used > 0 and taken >= beat then
+          if used > 0 and cost > 0 and taken >= beat then
             write, na = true, used > cost and used - cost or 0
           end
         else

@@ -90,6 +90,9 @@
               retry = unpack('<d', s, 26 + 16 * from) + p2 - n
             end
             if extra > 0 and cost > 0 and newest and newest + extra - n > retry then retry = newest + extra - n end
+            if beside and not put then
+--@log_beside
+            end
           end
         end
         -- A refused call that counts is written when it is known that all of its group are refused.

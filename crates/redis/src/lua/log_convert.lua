@@ -1,7 +1,9 @@
         -- Charged under other parameters. An entry does not tell when in its grain a call came: it is taken for the
         -- latest instant.
         local o2, o3 = unpack('<dd', s, 10)
-        local change = since >= 0 and since < now and since or now
+        beside = since == -2 or since < -2 and written >= -since
+        local change = since < -2 and not beside and -since or since
+        if change < 0 or change > now then change = now end
         if change < written then change = written end
         local parts, c, total, stamp, previous = { '' }, 1, 0, nil, before
         for i = 1, length do
@@ -25,5 +27,7 @@
         end
         s = sub(head, 9, 33) .. pack('<dd', base, change) .. table.concat(parts, '', from, c)
         length, before, written = c - from + 1, base, change
-        strings[name] = s
-        call('SET', name, s, 'PX', ceil(p2 / 1000) + spare + (length == 0 and 1 or 0))
+        if not beside then
+          strings[name] = s
+          call('SET', name, s, 'PX', ceil(p2 / 1000) + spare + (length == 0 and 1 or 0))
+        end

@@ -2,7 +2,6 @@
         local index = floor(n / p2)
         local age = index - floor(t / p2)
         if b < 0 then b = 0 end
-        local had = a + b > 0
         if age == 1 then a, b = 0, a elseif age > 1 then a, b = 0, 0 end
         local left = p2 - (n - index * p2)
         local used = ceil(b * left / p2) + a
@@ -27,7 +26,7 @@
         elseif op <= 3 then
           local ago = index - floor(taken / p2)
           if ago <= 0 then na = a > cost and a - cost or 0 elseif ago == 1 then nb = b > cost and b - cost or 0 end
-          write = ago < 2 and had
+          write = na ~= a or nb ~= b
         else
           yes = false
         end

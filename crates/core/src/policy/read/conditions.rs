@@ -4,8 +4,9 @@ use super::super::address::{Networks, parse_network};
 use super::super::condition::{Condition, Glob};
 use super::super::document::{Node, Value};
 use super::super::fields;
-use super::super::mistakes::nearest;
+use super::super::mistakes::{Place, nearest};
 use super::super::path::PathPattern;
+use super::classes::{ReadClass, contradicts};
 use super::reader::Reader;
 
 /// Names that conditions may refer to.
@@ -14,6 +15,8 @@ pub(super) struct Names<'p> {
     pub(super) plans: &'p [&'p str],
     /// None where classes are being defined.
     pub(super) classes: Option<&'p [&'p str]>,
+    /// The classes themselves, without that of all others.
+    pub(super) kinds: &'p [ReadClass],
 }
 
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
@@ -120,13 +123,13 @@ impl Reader<'_> {
                 }
                 ["header"] => {
                     for (name, value) in self.entries(value, "`header`").unwrap_or_default() {
-                        self.header(&mut condition, &name.name, value);
+                        self.header(&mut condition, name.place, &name.name, value);
                     }
                 }
-                ["header", name] => self.header(&mut condition, name, value),
+                ["header", name] => self.header(&mut condition, key.place, name, value),
                 ["host"] => {
                     for node in self.some(value) {
-                        condition.hosts.extend(self.text(node, "a host").map(Glob::in_any_case));
+                        condition.hosts.extend(self.host(node).map(Glob::in_any_case));
                     }
                 }
                 ["class"] => match names.classes {
@@ -164,12 +167,20 @@ impl Reader<'_> {
                 "`not` takes away all that the rest asks for",
             );
         }
+        if contradicts(&condition, names.kinds) {
+            self.warn(
+                node.place,
+                "no request can ever be like this",
+                "requests of this class are others than what the rest asks for",
+            );
+        }
         Some(condition)
     }
 
-    fn header(&mut self, condition: &mut Condition, name: &str, value: &Node) {
+    fn header(&mut self, condition: &mut Condition, place: Place, name: &str, value: &Node) {
+        self.check_header(place, name);
         for node in self.some(value) {
-            let glob = self.text(node, "what a header must be like").map(Glob::new);
+            let glob = self.header_value(node).map(Glob::new);
             condition.headers.extend(glob.map(|glob| (name.to_ascii_lowercase(), glob)));
         }
     }

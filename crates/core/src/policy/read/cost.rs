@@ -5,23 +5,25 @@ use super::super::{Cost, fields, quantity};
 use super::limiters::Context;
 use super::reader::{Fields, Reader, spelled_out};
 
+/// The word for what a door says.
+const GIVEN: &str = "given";
+
 impl Reader<'_> {
     pub(super) fn cost(&mut self, limiter: &Fields<'_>, context: &Context<'_>) -> Cost {
         let Some(node) = limiter.get("cost") else { return Cost::Fixed(1) };
+        if matches!(&node.value, Value::Text(word) if word.trim() == GIVEN) {
+            return Cost::Given;
+        }
         if !matches!(node.value, Value::Map(_)) {
             return Cost::Fixed(self.parsed(node, "a cost", quantity::some).unwrap_or(1));
         }
         let Some(fields) = self.fields(node, "a cost", fields::COST) else { return Cost::Fixed(1) };
-        const WAYS: [&str; 3] = ["class", "header", "response_header"];
-        let ways = fields.present(&WAYS);
+        let ways = fields.present(fields::COSTS);
         // What a caller can leave out, and what is not known yet, must cost something: else nobody is ever refused.
         let least = if ways == ["class"] { quantity::whole } else { quantity::some };
         let otherwise =
             fields.get("otherwise").and_then(|node| self.parsed(node, "`otherwise`", least)).unwrap_or(1);
-        let header = |reader: &mut Self, name: &str| {
-            let name = reader.text(fields.get(name)?, "the name of a header")?;
-            Some(name.to_ascii_lowercase())
-        };
+        let header = |reader: &mut Self, name: &str| reader.header_name(fields.get(name)?);
         let cost = match ways.as_slice() {
             ["class"] => {
                 let entries = fields.get("class").and_then(|node| self.entries(node, "costs by class"));
@@ -55,7 +57,10 @@ impl Reader<'_> {
                 header(self, "response_header").map(|header| Cost::Settled { header, estimate: otherwise })
             }
             _ => {
-                self.error(node.place, format!("a cost is a number, or by one of {}", spelled_out(&WAYS)));
+                self.error(
+                    node.place,
+                    format!("a cost is a number, `given`, or by one of {}", spelled_out(fields::COSTS)),
+                );
                 None
             }
         };

@@ -4,14 +4,19 @@ use std::fmt;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::super::address::V6_PREFIX;
+use super::super::condition::Condition;
 use super::super::document::{Node, Value};
-use super::super::mistakes::{Mistakes, Place};
+use super::super::identify::{Identify, Source};
+use super::super::mistakes::{Mistake, Mistakes, Place};
 use super::super::{Cost, Gateway, Kind, Limiter, Mode, Part, Policy, StoreChoice};
+use super::classes::usual_classes;
 use super::conditions::Names;
 use super::limiters::{Drafted, LEASE};
 use super::reader::Reader;
+use super::warnings::idle;
 use super::workers::usual_workers;
-use super::{Anywhere, Identify, OTHER, Source, V6_PREFIX, usual_classes, with_kinds};
+use super::{Anywhere, OTHER, with_kinds};
 use crate::error::LimitError;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
@@ -71,6 +76,7 @@ pub struct LimiterDraft {
     is_global: bool,
     mode: Mode,
     on_store_failure: OnFailure,
+    cost: Cost,
 }
 
 #[derive(Clone, Debug)]
@@ -112,6 +118,7 @@ impl LimiterDraft {
             is_global,
             mode: Mode::Enforce,
             on_store_failure: OnFailure::default(),
+            cost: Cost::Fixed(1),
         }
     }
 
@@ -158,6 +165,13 @@ impl LimiterDraft {
     /// One bucket for everybody.
     pub fn global(mut self) -> Self {
         self.is_global = true;
+        self
+    }
+
+    /// A request costs what its door says ([`Facts::cost`](crate::policy::Facts::cost)), and 1 where it says nothing. Without
+    /// this every request costs 1, whatever the door says.
+    pub fn given_cost(mut self) -> Self {
+        self.cost = Cost::Given;
         self
     }
 
@@ -222,14 +236,32 @@ impl PolicyDraft {
 
     /// The policy, or all that is wrong with it.
     pub fn build(self) -> Result<Policy, DraftError> {
+        Ok(self.checked()?.0)
+    }
+
+    /// As [`build`](Self::build), with what is legal and probably not meant, one by one.
+    ///
+    /// ```
+    /// use tollgate_core::Nanos;
+    /// use tollgate_core::limit::Limit;
+    /// use tollgate_core::policy::{LimiterDraft, Policy};
+    ///
+    /// let logins = LimiterDraft::rate("logins", Limit::token_bucket(5, 5, Nanos::from_secs(60))).matching("PSOT /login");
+    /// let (_, warnings) = Policy::builder().caller_header("x-api-key").limiter(logins).checked().unwrap();
+    /// assert_eq!(warnings, [r#""PSOT" is a rare method: did you mean `POST`?"#]);
+    /// ```
+    pub fn checked(self) -> Result<(Policy, Vec<String>), DraftError> {
         let mut reader = Reader { mistakes: Mistakes::new(""), surroundings: &Anywhere };
         let policy = reader.draft(self);
-        let told = reader.mistakes.errors().map(|mistake| match &mistake.help {
+        let told = |mistake: &Mistake| match &mistake.help {
             Some(help) => format!("{}: {help}", mistake.message),
             None => mistake.message.clone(),
-        });
-        let messages: Vec<String> = told.collect();
-        if messages.is_empty() { Ok(policy) } else { Err(DraftError { messages }) }
+        };
+        let messages: Vec<String> = reader.mistakes.errors().map(told).collect();
+        match messages.is_empty() {
+            true => Ok((policy, reader.mistakes.warnings().map(told).collect())),
+            false => Err(DraftError { messages }),
+        }
     }
 }
 
@@ -237,12 +269,12 @@ const HERE: Place = Place { start: 0, end: 0 };
 
 impl Reader<'_> {
     fn draft(&mut self, draft: PolicyDraft) -> Policy {
-        let mut classes: Vec<_> = usual_classes().into_iter().map(|read| read.class).collect();
+        let mut classes = usual_classes();
         let critical = self.written(&draft.critical, Names::default());
-        if let Some(class) = classes.iter_mut().find(|class| &*class.name == "critical") {
-            class.conditions.extend(critical);
+        if let Some(read) = classes.iter_mut().find(|read| &*read.class.name == "critical") {
+            read.class.conditions.extend(critical);
         }
-        let names: Vec<&str> = classes.iter().map(|class| &*class.name).chain([OTHER]).collect();
+        let names: Vec<&str> = classes.iter().map(|read| &*read.class.name).chain([OTHER]).collect();
         let mut drafts: Vec<Drafted> = Vec::new();
         for limiter in draft.limiters {
             self.check_name(HERE, &limiter.name);
@@ -254,17 +286,21 @@ impl Reader<'_> {
         }
         self.check_workers(&drafts);
         self.check_clashes(&drafts);
+        let unreachable = self.unreachable(&classes);
+        drafts.iter().for_each(|drafted| self.unmatched(drafted, &classes, &unreachable));
+        let per_caller = drafts.iter().any(|drafted| drafted.limiter.per.contains(&Part::Caller));
+        let identify = self.callers(draft.callers, per_caller);
         let limiters = with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect());
         Policy {
             store: StoreChoice::default(),
-            identify: self.callers(draft.callers),
+            identify,
             jwt: None,
             address: Default::default(),
             plans: Vec::new(),
             plan_names: Default::default(),
             default_plan: None,
             table: Default::default(),
-            classes,
+            classes: classes.into_iter().map(|read| read.class).collect(),
             limiters,
             overrides: Default::default(),
             allow: Default::default(),
@@ -276,12 +312,31 @@ impl Reader<'_> {
         }
     }
 
-    fn callers(&mut self, mut callers: Vec<Source>) -> Identify {
-        if callers.iter().any(|source| matches!(source, Source::Header(name) if name.trim().is_empty())) {
-            self.error_with(HERE, "callers are told apart by a header without a name", "such as x-api-key");
+    fn callers(&mut self, mut callers: Vec<Source>, are_limited: bool) -> Identify {
+        for (at, source) in callers.iter().enumerate() {
+            let before = callers.get(..at).unwrap_or_default();
+            match source {
+                Source::Header(name) if name.trim().is_empty() => {
+                    let message = "callers are told apart by a header without a name";
+                    self.error_with(HERE, message, "such as x-api-key");
+                }
+                Source::Header(name) => drop(self.check_header(HERE, name)),
+                _ => {}
+            }
+            if before.contains(source) {
+                self.error_with(HERE, "callers are told apart by the same twice", "leave it out");
+            } else if before.contains(&Source::Ip) {
+                let message =
+                    "what stands behind `caller_address` is never looked at: every request has an address";
+                self.warn(HERE, message, "call it last");
+            }
         }
         if callers.is_empty() {
             callers.push(Source::Ip);
+            if are_limited {
+                let message = "callers are told apart by their addresses, and behind a proxy all have that of the proxy";
+                self.warn(HERE, message, "say `caller_header`, or `caller_address` if there is no proxy");
+            }
         }
         let tagged = |source: Source| {
             let tag = source.tag();
@@ -291,7 +346,7 @@ impl Reader<'_> {
     }
 
     /// Conditions, read as those of a file.
-    fn written(&mut self, texts: &[String], names: Names<'_>) -> Vec<super::Condition> {
+    fn written(&mut self, texts: &[String], names: Names<'_>) -> Vec<Condition> {
         let node = |text: &String| Node { place: HERE, value: Value::Text(text.clone()) };
         match texts {
             [] => Vec::new(),
@@ -303,12 +358,12 @@ impl Reader<'_> {
     }
 
     fn drafted(&mut self, draft: LimiterDraft, classes: &[&str]) -> Limiter {
-        let LimiterDraft { name, kind, matches, is_global, mode, on_store_failure } = draft;
+        let LimiterDraft { name, kind, matches, is_global, mode, on_store_failure, cost } = draft;
         let is_worker = matches!(kind, DraftKind::Workers(_));
         if is_worker && !matches.is_empty() {
             self.error(HERE, format!("the limiter {name:?}: workers shed by class, and match nothing"));
         }
-        let names = Names { plans: &[], classes: Some(classes) };
+        let names = Names { classes: Some(classes), ..Names::default() };
         let (kind, limits) = match kind {
             DraftKind::Rate(limits) => (Kind::Rate, limits),
             DraftKind::Concurrency(count) => (Kind::Concurrency, vec![Limit::leases(count, LEASE)]),
@@ -331,6 +386,10 @@ impl Reader<'_> {
                 Err(error) => self.error(HERE, format!("the limiter {name:?}: {error}")),
             }
         }
+        if !idle(&choice).is_empty() {
+            let message = format!("the limiter {name:?} has a rate that never decides");
+            self.warn(HERE, message, "another of its rates is at least as strict in all");
+        }
         Limiter {
             name: name.as_str().into(),
             kind,
@@ -338,7 +397,7 @@ impl Reader<'_> {
             candidate: None,
             mode,
             on_store_failure,
-            cost: Cost::Fixed(1),
+            cost,
             matches: self.written(&matches, names),
             per: if is_global { smallvec![] } else { smallvec![Part::Caller] },
             key_kind: 0,

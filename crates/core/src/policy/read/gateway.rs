@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::super::document::{Node, Value};
 use super::super::gateway::{
-    Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, parse_server,
+    Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, address_in_url, parse_address,
+    parse_server,
 };
 use super::super::mistakes::Place;
 use super::super::{Kind, fields, quantity};
@@ -49,10 +50,11 @@ impl Reader<'_> {
     /// Where a door listens.
     pub(super) fn listen(&mut self, node: &Node) -> Option<String> {
         let text = self.text(node, "`listen`")?.trim();
-        if text != "off" && text.parse::<std::net::SocketAddr>().is_err() {
-            let help = match text.parse::<u16>() {
-                Ok(port) => format!("write 127.0.0.1:{port}, or 0.0.0.0:{port} for all of the network"),
-                Err(_) => "write 127.0.0.1:8080, or `off`".to_owned(),
+        if text != "off" && parse_address(text).is_none() {
+            let help = match (text.parse::<u16>(), address_in_url(text)) {
+                (Ok(port), _) => format!("write 127.0.0.1:{port}, or 0.0.0.0:{port} for all of the network"),
+                (_, Some(address)) => format!("it is a URL; write {address}"),
+                _ => "write 127.0.0.1:8080, or `off`".to_owned(),
             };
             self.error_with(node.place, format!("{text:?} is no address to listen at"), help);
             return None;
@@ -67,14 +69,7 @@ impl Reader<'_> {
 
     fn gateway_tls(&mut self, node: &Node) -> Option<GatewayTls> {
         let fields = self.fields(node, "`tls`", fields::GATEWAY_TLS)?;
-        let mut file = |name: &str| {
-            let node = fields.get(name)?;
-            let path = self.text(node, &format!("`{name}`"))?.trim().to_owned();
-            if let Err(problem) = self.surroundings.file(&path) {
-                self.error(node.place, problem);
-            }
-            Some(path)
-        };
+        let mut file = |name: &str| self.file(&fields, name);
         let (certificate, key, client_ca) = (file("certificate"), file("key"), file("client_ca"));
         match (certificate, key) {
             (Some(certificate), Some(key)) => Some(GatewayTls { certificate, key, client_ca }),
@@ -88,6 +83,16 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    /// A file that has to be there.
+    fn file(&mut self, fields: &Fields<'_>, name: &str) -> Option<String> {
+        let node = fields.get(name)?;
+        let path = self.text(node, &format!("`{name}`"))?.trim().to_owned();
+        if let Err(problem) = self.surroundings.file(&path) {
+            self.error(node.place, problem);
+        }
+        Some(path)
     }
 
     fn timeouts(&mut self, gateway: &Fields<'_>) -> Timeouts {
@@ -118,6 +123,9 @@ impl Reader<'_> {
         time("body", &mut timeouts.body);
         time("connect", &mut timeouts.connect);
         time("answer", &mut timeouts.answer);
+        let mut whole = Nanos::ZERO;
+        time("whole", &mut whole);
+        timeouts.whole = Some(whole).filter(|whole| *whole > Nanos::ZERO);
         time("idle", &mut timeouts.idle);
         time("notice", &mut timeouts.notice);
         time("drain", &mut timeouts.drain);
@@ -133,6 +141,16 @@ impl Reader<'_> {
                 8192..=1_048_576 => sizes.head = bytes,
                 _ => self
                     .error(node.place, format!("{bytes} bytes are no size of a head: from 8KB to 1MB are")),
+            }
+        }
+        if let Some(node) = gateway.get("min_rate")
+            && let Some(bytes) = self.parsed(node, "`min_rate`", quantity::bytes)
+        {
+            match bytes {
+                1..=1_048_576 => sizes.least_rate = bytes,
+                _ => {
+                    self.error(node.place, format!("{bytes} bytes a second are no least rate: 1 to 1MB are"))
+                }
             }
         }
         sizes.body =
@@ -166,6 +184,14 @@ impl Reader<'_> {
                 matches: matches.unwrap_or_default(),
                 ..self.manners(&fields)
             };
+            if let (Some(place), false) = (fields.place_of("ca"), upstream.servers.iter().any(|it| it.is_tls))
+            {
+                self.warn(
+                    place,
+                    "no server here is asked for a certificate",
+                    "their addresses begin with http://",
+                );
+            }
             upstreams.push(upstream);
         }
         if let Some(node) = gateway.get("upstream") {
@@ -207,6 +233,7 @@ impl Reader<'_> {
             },
             workers: fields.get("workers").and_then(|node| self.parsed(node, "`workers`", quantity::some)),
             health: fields.get("health").and_then(|node| self.health(node)),
+            ca: self.file(fields, "ca"),
             ..Upstream::default()
         }
     }

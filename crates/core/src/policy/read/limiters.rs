@@ -19,6 +19,8 @@ pub(super) struct Drafted {
     pub(super) sample_place: Option<Place>,
     pub(super) candidate_place: Option<Place>,
     pub(super) lease: Nanos,
+    /// How many of the limiter's choices are not of single callers.
+    pub(super) common: usize,
 }
 
 /// What is already known when limiters are read.
@@ -32,6 +34,7 @@ impl Drafted {
     /// One that no file says anything of.
     pub(super) fn plain(limiter: Limiter) -> Self {
         Self {
+            common: limiter.choices.len(),
             limiter,
             shape: None,
             place: Place::default(),
@@ -40,6 +43,11 @@ impl Drafted {
             sample_place: None,
             lease: LEASE,
         }
+    }
+
+    /// Whether its rates can have bursts.
+    pub(super) fn has_bursts(&self) -> bool {
+        self.shape.as_ref().is_some_and(Shape::has_bursts)
     }
 
     /// The field that says which of the four it is.
@@ -54,7 +62,6 @@ impl Drafted {
 }
 
 pub(super) const LEASE: Nanos = Nanos::from_secs(60);
-const KINDS: [&str; 4] = ["rate", "concurrency", "fleet", "workers"];
 /// Fields that only one kind of limiter has.
 const OWN: [(&str, &[&str]); 4] = [
     ("rate", &["burst", "algorithm", "windows"]),
@@ -76,7 +83,7 @@ impl Reader<'_> {
         let what = format!("the limiter {name:?}");
         let before = self.mistakes.told();
         let fields = self.fields(node, &what, fields::LIMITER)?;
-        let kinds = fields.present(&KINDS);
+        let kinds = fields.present(fields::KINDS);
         // What is missing has probably been misspelled, and that was told.
         if kinds.is_empty() && self.mistakes.told() > before {
             return None;
@@ -86,7 +93,7 @@ impl Reader<'_> {
                 [] => format!("{what} limits nothing"),
                 several => format!("{what} is {} at once", spelled_out(several)),
             };
-            self.error_with(place, message, format!("it must have one of {}", spelled_out(&KINDS)));
+            self.error_with(place, message, format!("it must have one of {}", spelled_out(fields::KINDS)));
             return None;
         };
         self.check_fields(&fields, kind);
@@ -147,15 +154,7 @@ impl Reader<'_> {
             }
             _ => {
                 limiter.kind = Kind::Worker(self.workers(fields.get("workers")?, context.classes)?);
-                return Some(Drafted {
-                    limiter,
-                    shape: None,
-                    place,
-                    lease_place: None,
-                    sample_place: None,
-                    candidate_place: None,
-                    lease,
-                });
+                return Some(Drafted { place, ..Drafted::plain(limiter) });
             }
         }
         self.choices(&mut limiter, &shape, &quota, &what, context)?;
@@ -173,6 +172,7 @@ impl Reader<'_> {
         }
         let place_of = |name: &str| fields.get(name).map(|node| node.place);
         Some(Drafted {
+            common: limiter.choices.len(),
             limiter,
             shape: Some(shape),
             place,

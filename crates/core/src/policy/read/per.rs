@@ -17,10 +17,7 @@ impl Reader<'_> {
             let part = match &node.value {
                 Value::Map(_) => {
                     let header = self.fields(node, "what buckets are told apart by", fields::PER_HEADER);
-                    let name = header.and_then(|fields| {
-                        self.text(fields.get("header")?, "the name of a header").map(str::to_owned)
-                    });
-                    name.map(|name| Part::Header(name.to_ascii_lowercase()))
+                    header.and_then(|fields| self.header_name(fields.get("header")?)).map(Part::Header)
                 }
                 _ => match self.word(node, "`per`", fields::PARTS) {
                     Some("caller") => Some(Part::Caller),

@@ -76,6 +76,19 @@ pub(super) enum ShapeKind {
     Fleet,
 }
 
+impl Shape {
+    pub(super) fn has_bursts(&self) -> bool {
+        ["token-bucket", "leaky-bucket", "leaky-queue", "interval-bucket"].contains(&self.algorithm)
+    }
+}
+
+impl Quota {
+    /// Whether it is no limit at all.
+    pub(super) fn is_unlimited(&self) -> bool {
+        matches!(self.rates, Some(Rates::Unlimited)) || matches!(self.concurrency, Some(Amount::Unlimited))
+    }
+}
+
 impl Reader<'_> {
     /// What a plan, a caller or a candidate has.
     pub(super) fn quota(
@@ -245,6 +258,12 @@ impl Reader<'_> {
                     None
                 }
             },
+            // Else it would be the limiter's own number under another name, and decide nothing.
+            ShapeKind::Fleet if quota.fleet.is_none() && quota.reserve.is_none() => {
+                let help = "write a number such as `400`, or { fleet: 400, reserve: 10% }; who needs no place belongs in `allow`";
+                self.error_with(quota.place, format!("{what} has no places of the fleet"), help);
+                None
+            }
             ShapeKind::Fleet => {
                 let reserve = (quota.reserve.unwrap_or(shape.reserve), 1_000_000);
                 let places = quota.fleet.unwrap_or(shape.fleet);
@@ -263,9 +282,8 @@ impl Reader<'_> {
 
     /// A burst where there can be none. Plans may have one all the same: they are for several limiters.
     pub(super) fn check_bursts(&mut self, shape: &Shape, quota: &Quota) {
-        const WITH: [&str; 4] = ["token-bucket", "leaky-bucket", "leaky-queue", "interval-bucket"];
         let Some(Rates::Some(rates)) = &quota.rates else { return };
-        if shape.kind != ShapeKind::Rate || WITH.contains(&shape.algorithm) {
+        if shape.kind != ShapeKind::Rate || shape.has_bursts() {
             return;
         }
         for burst in rates.iter().filter_map(|rate| rate.burst) {

@@ -11,9 +11,9 @@ use super::super::identify::{Identify, Source};
 use super::super::mistakes::Place;
 use super::super::quantity::spelled;
 use super::super::{Cost, Kind, List, Mode, Part, StoreChoice};
-use super::ReadClass;
+use super::classes::{ReadClass, contradicts};
 use super::limiters::Drafted;
-use super::quotas::Limits;
+use super::quotas::{Limits, Quota};
 use super::reader::{Fields, Reader};
 use crate::limit::Limit;
 use crate::time::Nanos;
@@ -26,6 +26,11 @@ pub(super) struct Known<'k> {
     pub(super) allow: &'k List,
     pub(super) block: &'k List,
     pub(super) timeout: Nanos,
+    /// Names of plans, and where they stand.
+    pub(super) plans: &'k [(&'k str, Place)],
+    pub(super) default_plan: Option<usize>,
+    /// Plans that callers have by name.
+    pub(super) held: &'k [usize],
 }
 
 impl Reader<'_> {
@@ -39,11 +44,13 @@ impl Reader<'_> {
         let timeout = known.timeout;
         self.unproxied(top, known, classes, drafts);
         self.believed(top, known.address);
+        self.idle_plans(top, known, classes, drafts);
         let is_enforced = self.mode(top) == Mode::Enforce;
         let unreachable = self.unreachable(classes);
         for draft in drafts {
             self.unmatched(draft, classes, &unreachable);
             self.never_passing(draft);
+            self.long_queue(draft, timeout);
             self.sampled(draft);
             if is_enforced {
                 self.wide_candidate(draft);
@@ -94,15 +101,20 @@ impl Reader<'_> {
         }
         let chosen =
             |source: &Source| matches!(source, Source::Header(_) | Source::Cookie(_) | Source::Query(_));
-        if known.address.trusted.is_empty()
+        // With a number of proxies and no networks, every peer is taken for one.
+        let is_anybody = known.address.hops.is_some() && trusts_all(top);
+        if (known.address.trusted.is_empty() || is_anybody)
             && identify.plan.iter().any(chosen)
             && let Some(place) = top.place_of("identify")
         {
-            self.warn(
-                place,
-                "callers choose their plans themselves: whatever they write is believed",
-                "add `trusted_proxies: [10.0.0.0/8]`: then only what comes through these is",
-            );
+            let message = match is_anybody {
+                true => {
+                    "plans are believed of everybody: by `trusted_hops` alone every peer counts as a proxy"
+                }
+                false => "callers choose their plans themselves: whatever they write is believed",
+            };
+            let help = "add `trusted_proxies: [10.0.0.0/8]`: then only what comes through these is";
+            self.warn(place, message, help);
         }
     }
 
@@ -122,12 +134,19 @@ impl Reader<'_> {
         }
     }
 
-    /// Everybody passes.
-    pub(super) fn allowed(&mut self, place: Place, network: IpNet) {
-        if network.prefix_len() == 0 {
-            let message = format!("{network} is every address: everybody passes without being limited");
-            self.warn(place, message, "name the networks that may; to limit nobody, say `mode: off`");
+    /// Everybody passes, or nobody does.
+    pub(super) fn listed_all(&mut self, place: Place, network: IpNet, is_allowed: bool) {
+        if network.prefix_len() > 0 {
+            return;
         }
+        let (becomes, help) = match is_allowed {
+            true => (
+                "everybody passes without being limited",
+                "name the networks that may; to limit nobody, say `mode: off`",
+            ),
+            false => ("nobody passes who is not on `allow`", "name the networks that may not"),
+        };
+        self.warn(place, format!("{network} is every address: {becomes}"), help);
     }
 
     /// An address as the name of a caller, where no caller is known by its address.
@@ -157,17 +176,36 @@ impl Reader<'_> {
         self.warn(place, "this is never looked at: every request has an address", "put `ip` last");
     }
 
+    /// A limit of one caller's own, for a bucket that it shares with others: whoever comes next finds it filled by another
+    /// measure. Who has no limit at all is not counted, and so meets nobody.
+    pub(super) fn shared_bucket(
+        &mut self,
+        place: Place,
+        draft: &Drafted,
+        quota: &Quota,
+        identify: &Identify,
+    ) {
+        let per = &draft.limiter.per;
+        let by_address = matches!(identify.caller.as_slice(), [(Source::Ip, _)]) && per.contains(&Part::Ip);
+        if draft.kind() == "workers" || per.contains(&Part::Caller) || by_address || quota.is_unlimited() {
+            return;
+        }
+        let whose = if per.is_empty() { "all callers share" } else { "callers share" };
+        let message = format!(
+            "{:?} has buckets that {whose}, and this limit is of one caller alone",
+            draft.limiter.name
+        );
+        self.warn(place, message, "let the limiter have `per: caller`, or make another one for this caller");
+    }
+
     /// Rates of one limiter that never decide.
     pub(super) fn idle_rates(&mut self, rates: &[(Limit, Place)]) {
-        for (at, (limit, place)) in rates.iter().enumerate() {
-            let stricter = rates.iter().enumerate().find(|(other, (strict, _))| {
-                *other != at && strict.covers(limit) && (!limit.covers(strict) || *other < at)
-            });
-            if let Some((_, (_, other))) = stricter {
-                let other = self.mistakes.text_at(*other).to_owned();
-                let message = format!("this rate never decides: {other} is at least as strict in all");
-                self.warn(*place, message, "leave it out");
-            }
+        let limits: Vec<Limit> = rates.iter().map(|(limit, _)| *limit).collect();
+        for (at, by) in idle(&limits) {
+            let (Some((_, place)), Some((_, by))) = (rates.get(at), rates.get(by)) else { continue };
+            let by = self.mistakes.text_at(*by).to_owned();
+            let message = format!("this rate never decides: {by} is at least as strict in all");
+            self.warn(*place, message, "leave it out");
         }
     }
 
@@ -197,7 +235,7 @@ impl Reader<'_> {
             && limiter.sample_ppm == 1_000_000
             && !limiter.is_settled()
             && !limiter.choices.is_empty()
-            && limiter.choices.iter().all(is_wide)
+            && limiter.choices.iter().take(draft.common).all(is_wide)
         {
             self.warn(
                 place,
@@ -208,7 +246,7 @@ impl Reader<'_> {
     }
 
     /// Classes that no request can be of, because others come first.
-    fn unreachable(&mut self, classes: &[ReadClass]) -> Vec<usize> {
+    pub(super) fn unreachable(&mut self, classes: &[ReadClass]) -> Vec<usize> {
         let mut unreachable = Vec::new();
         // Each is held against all that come before: with very many of them nobody waits for that.
         let many: usize = classes.iter().map(|read| read.class.conditions.len()).sum();
@@ -226,14 +264,19 @@ impl Reader<'_> {
                 self.warn(place, message, "classes before it take all of it: the first that matches wins");
             }
         }
+        let takes_all = |condition: &Condition| condition.covers(&Condition::default());
+        if classes.iter().any(|read| read.class.conditions.iter().any(takes_all)) {
+            unreachable.push(classes.len());
+        }
         unreachable
     }
 
-    fn unmatched(&mut self, draft: &Drafted, classes: &[ReadClass], unreachable: &[usize]) {
+    pub(super) fn unmatched(&mut self, draft: &Drafted, classes: &[ReadClass], unreachable: &[usize]) {
         let conditions = &draft.limiter.matches;
-        let is_dead = |class: &usize| unreachable.contains(class) && *class < classes.len();
+        let is_dead = |class: &usize| unreachable.contains(class);
         let impossible = |condition: &Condition| {
             condition.is_impossible()
+                || contradicts(condition, classes)
                 || !condition.classes.is_empty() && condition.classes.iter().all(is_dead)
         };
         if !conditions.is_empty() && conditions.iter().all(impossible) {
@@ -245,21 +288,115 @@ impl Reader<'_> {
     fn never_passing(&mut self, draft: &Drafted) {
         let dearest = match &draft.limiter.cost {
             Cost::Fixed(cost) | Cost::Settled { estimate: cost, .. } => *cost,
+            Cost::Given => 1,
             Cost::ByClass { classes, otherwise } => {
                 classes.iter().map(|(_, cost)| *cost).max().unwrap_or(0).max(*otherwise)
             }
-            Cost::Header { otherwise, .. } => *otherwise,
+            // Without `max` nobody has said what is meant to pass.
+            Cost::Header { otherwise, max: u64::MAX, .. } => *otherwise,
+            Cost::Header { otherwise, max, .. } => *max.max(otherwise),
         };
         let least = draft.limiter.choices.iter().flatten().map(Limit::capacity).min();
         if let Some(least) = least.filter(|least| dearest > *least) {
             let message =
                 format!("a request that costs {dearest} never passes where there are {least} at once");
-            self.warn(draft.place, message, "add `burst`, or let it cost less");
+            let help = match draft.kind() {
+                "rate" if draft.has_bursts() => "add `burst`, or let it cost less",
+                "rate" => "let more pass in a period, or let it cost less",
+                "concurrency" => "let more be in progress, or let it cost less",
+                _ => "let the fleet have more places, or let it cost less",
+            };
+            self.warn(draft.place, message, help);
+        }
+    }
+
+    /// A queue in which requests wait longer than anybody waits for an answer.
+    fn long_queue(&mut self, draft: &Drafted, timeout: Nanos) {
+        let queues = draft.limiter.choices.iter().flatten().filter_map(|limit| match limit {
+            Limit::Bucket(queue) if queue.undelayed().is_some() => {
+                let waiting = u128::from(limit.capacity().saturating_sub(1)) * u128::from(queue.token());
+                Some((waiting / u128::from(queue.leak()), queue))
+            }
+            _ => None,
+        });
+        let Some((longest, queue)) = queues.max_by_key(|(longest, _)| *longest) else { return };
+        if longest > u128::from(timeout.as_u64()) {
+            let waits = Nanos::new(u64::try_from(longest).unwrap_or(u64::MAX));
+            let waits = Nanos::from_secs(waits.as_secs_ceil());
+            let fits = u128::from(timeout.as_u64()) * u128::from(queue.leak()) / u128::from(queue.token());
+            let message = format!(
+                "a request may wait for up to {} in this queue: longer than an answer may take ({})",
+                spelled(waits),
+                spelled(timeout)
+            );
+            let help = match fits {
+                0 => "let more pass in a period".to_owned(),
+                fits => format!("make `burst` smaller: {fits} wait no longer than that"),
+            };
+            self.warn(draft.place, message, help);
+        }
+    }
+
+    /// Plans that nothing asks for, and plans that nobody has.
+    fn idle_plans(&mut self, top: &Fields<'_>, known: &Known<'_>, classes: &[ReadClass], drafts: &[Drafted]) {
+        fn asks(condition: &Condition) -> bool {
+            !condition.plans.is_empty() || condition.not.iter().any(asks)
+        }
+        let Some(place) = top.place_of("plans").filter(|_| !drafts.is_empty()) else { return };
+        let is_asked = classes.iter().any(|read| read.class.conditions.iter().any(asks))
+            || drafts.iter().any(|Drafted { limiter, .. }| {
+                !limiter.by_plan.is_empty()
+                    || limiter.per.contains(&Part::Plan)
+                    || limiter.matches.iter().any(asks)
+            });
+        let plans = known.plans;
+        if !is_asked {
+            let message = "no limiter asks for plans: they change nothing";
+            return self.warn(place, message, "let a limiter have `rate: plan` or `concurrency: plan`");
+        }
+        let is_anybodys = |source: &Source| *source != Source::Table;
+        if known.identify.plan.iter().any(is_anybodys) {
+            return;
+        }
+        let has = |plan: usize| known.default_plan == Some(plan) || known.held.contains(&plan);
+        let idle: Vec<usize> = (0..plans.len()).filter(|plan| !has(*plan)).collect();
+        let (Some(default), false) = (known.default_plan.and_then(|plan| plans.get(plan)), idle.is_empty())
+        else {
+            return;
+        };
+        if known.identify.plan.is_empty() {
+            let message =
+                format!("callers have the plan {:?}: nothing says where others are looked for", default.0);
+            let help = "add `plan` to `identify`, unless a program tells plans itself (`Facts::plan`)";
+            return self.warn(place, message, help);
+        }
+        for (name, place) in idle.into_iter().filter_map(|plan| plans.get(plan)) {
+            self.warn(*place, format!("nobody has the plan {name:?}"), "name its callers in `table`");
         }
     }
 
     fn dead(&mut self, place: Place, name: &str) {
         self.warn(place, format!("no request can match {name:?}"), "it limits nothing");
+    }
+}
+
+/// Rates of one limiter that never decide, each with the one that does.
+pub(super) fn idle(limits: &[Limit]) -> Vec<(usize, usize)> {
+    let decides = |at: usize, limit: &Limit| {
+        let mut others = limits.iter().enumerate();
+        others.position(|(other, strict)| {
+            other != at && strict.covers(limit) && (!limit.covers(strict) || other < at)
+        })
+    };
+    limits.iter().enumerate().filter_map(|(at, limit)| Some((at, decides(at, limit)?))).collect()
+}
+
+/// Whether every peer is taken for a proxy.
+fn trusts_all(top: &Fields<'_>) -> bool {
+    let is_all = |node: &Node| matches!(&node.value, Value::Text(text) if parse_network(text).is_ok_and(|network| network.prefix_len() == 0));
+    match top.get("trusted_proxies").map(|node| &node.value) {
+        Some(Value::List(list)) => list.iter().any(is_all),
+        _ => true,
     }
 }
 

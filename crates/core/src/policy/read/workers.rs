@@ -81,8 +81,7 @@ impl Reader<'_> {
             return Some((source, None));
         }
         let fields = self.fields(node, "a source of utilization", fields::WORKER_SOURCE)?;
-        const WAYS: [&str; 3] = ["in_flight", "latency", "response_header"];
-        match fields.present(&WAYS).as_slice() {
+        match fields.present(fields::WORKER_WAYS).as_slice() {
             ["in_flight"] => {
                 let node = fields.get("in_flight")?;
                 let workers = self.parsed(node, "`in_flight`", quantity::whole)?;
@@ -99,12 +98,12 @@ impl Reader<'_> {
                 }
                 Some((Source::Latency { target }, None))
             }
-            ["response_header"] => {
-                let header = self.text(fields.get("response_header")?, "the name of a header")?;
-                Some((REPORTED, Some(header.to_ascii_lowercase())))
-            }
+            ["response_header"] => Some((REPORTED, Some(self.header_name(fields.get("response_header")?)?))),
             _ => {
-                self.error(node.place, format!("a source is a word, or one of {}", spelled_out(&WAYS)));
+                self.error(
+                    node.place,
+                    format!("a source is a word, or one of {}", spelled_out(fields::WORKER_WAYS)),
+                );
                 None
             }
         }
