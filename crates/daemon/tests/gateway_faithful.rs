@@ -199,3 +199,36 @@ fn a_target_with_a_fragment_is_none() {
     assert_eq!(client.read().status, 400);
     assert!(upstream.received().is_empty());
 }
+
+/// Found by measuring: hyper closes a connection whose request was answered before its body had come, and tells nobody. The next
+/// request on it, of a load balancer that keeps its connections, was lost.
+#[test]
+fn a_refused_request_whose_body_comes_later_keeps_its_connection_or_is_told() {
+    let upstream = Upstream::hello();
+    let policy = "limiters: { rate: { rate: 1/h, per: global, match: [POST *] } }";
+    let tollgate = gateway(policy, &upstream);
+    assert_eq!(tollgate.client().ask("POST", "/", &[], b"hello").status, 200);
+    // In two pieces, whether or not the first has been answered when the second is sent.
+    for (head, body) in
+        [("content-length: 5", "hello"), ("transfer-encoding: chunked", "5\r\nhello\r\n0\r\n\r\n")]
+    {
+        let mut client = tollgate.client();
+        for _ in 0..20 {
+            client.send(format!("POST / HTTP/1.1\r\nhost: a\r\n{head}\r\n\r\n"));
+            std::thread::yield_now();
+            client.send(body);
+            let refused = client.read();
+            assert_eq!((refused.status, refused.header("connection")), (429, ""));
+            assert_eq!(client.get("/", &[]).status, 200, "the connection goes on");
+        }
+    }
+    // Who does not send what it said, or more than anybody would read, or waits to be told, hears that this was the last answer.
+    for head in ["content-length: 5", "content-length: 1000000", "content-length: 5\r\nexpect: 100-continue"]
+    {
+        let mut client = tollgate.client();
+        client.send(format!("POST / HTTP/1.1\r\nhost: a\r\n{head}\r\n\r\n"));
+        let refused = client.read();
+        assert_eq!((refused.status, refused.header("connection")), (429, "close"), "{head}");
+        assert!(client.is_closed(Duration::from_secs(5)), "{head}");
+    }
+}

@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use tollgate::{
-    ConcurrencyLimiter, ManualClock, MemoryStore, Quota, RateLimiter, RateLimiterBuilder, Timestamp,
+    ConcurrencyLimiter, Facts, Limiter, ManualClock, MemoryStore, Quota, RateLimiter, RateLimiterBuilder,
+    Timestamp,
 };
 
 const KEY: &str = "user:0000000000000000042";
@@ -15,7 +16,7 @@ const KEY: &str = "user:0000000000000000042";
 /// A name, and what to run N times.
 type Scenario = (&'static str, fn(u64));
 
-const SCENARIOS: [Scenario; 10] = [
+const SCENARIOS: [Scenario; 12] = [
     ("token-bucket-admitted", |n| repeat(n, &limiter(Quota::per_second(1_000_000_000)))),
     ("token-bucket-any-ratio", |n| repeat(n, &limiter(Quota::per_second(333).burst(1_000_000)))),
     ("token-bucket-refused", |n| repeat(n, &limiter(Quota::per_hour(1)))),
@@ -29,6 +30,8 @@ const SCENARIOS: [Scenario; 10] = [
         repeat(n, &built(RateLimiter::per_second(1_000_000_000).and(Quota::per_hour(1_000_000_000))))
     }),
     ("concurrency", permits),
+    ("admit-demo-policy", |n| admit(n, "pro_1")),
+    ("admit-demo-policy-refused", |n| admit(n, "free")),
 ];
 
 fn main() -> ExitCode {
@@ -82,6 +85,23 @@ fn new_keys_of_many(n: u64) {
 fn check_new_keys(n: u64, limiter: &RateLimiter) {
     for key in 0..n {
         black_box(limiter.check(black_box(key)).is_ok());
+    }
+}
+
+/// The whole path of a request by the policy of the demonstration: decided, told how it stands, ended. The clock stands still, so
+/// that one key's second is soon used up; the other one's plan is made large enough.
+fn admit(n: u64, key: &'static str) {
+    let policy = include_str!("../../../examples/demo.yaml").replace("rate: 1000/s", "rate: 1000000000/s");
+    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    let built = Limiter::builder().store(store().build()).clock(clock).policy(&policy).build();
+    let Ok(limiter) = built else { return };
+    let headers = [("host", "api.example.com"), ("accept", "*/*"), ("x-api-key", key)];
+    let (peer, method, path) = (Some([192, 0, 2, 1].into()), "GET", "/v1/charges");
+    let facts = Facts { method, path, peer, headers: &headers, host: "api.example.com", ..Facts::default() };
+    for _ in 0..n {
+        if let Ok(permit) = black_box(limiter.admit_now(black_box(&facts))) {
+            black_box(permit.headers());
+        }
     }
 }
 

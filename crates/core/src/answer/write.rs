@@ -16,9 +16,9 @@ pub(super) fn push_number(text: &mut String, number: u64) {
             break;
         }
     }
-    for digit in digits.iter().skip(at) {
-        text.push(char::from(*digit));
-    }
+    // They are digits, so this never fails.
+    let digits = digits.get(at..).unwrap_or_default();
+    text.push_str(std::str::from_utf8(digits).unwrap_or_default());
 }
 
 /// A number as text.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Response, Version};
 use tollgate_core::policy::Policy;
 use tollgate_core::policy::address::AddressHeader;
 
@@ -296,6 +297,13 @@ pub(super) fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
     let connection = joined(headers, &header::CONNECTION)?;
     let names = connection.split(|byte| *byte == b',');
     names.map(<[u8]>::trim_ascii).any(|name| name.eq_ignore_ascii_case(b"upgrade")).then(|| wanted.clone())
+}
+
+/// Says that this is the last answer of its connection, where that is said.
+pub(super) fn close<B>(answer: &mut Response<B>, version: Version) {
+    if version < Version::HTTP_2 {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use memchr::memchr2;
@@ -55,6 +56,51 @@ impl Future for Answering {
     }
 }
 
+impl Answering {
+    /// An answer in the place of the service, to a request whose body nobody wants.
+    fn instead(answer: Response<AnswerBody>, request: Request<Incoming>) -> Self {
+        match is_sent(&request) {
+            true => Self::Now(Some((answer, request.into_body()))),
+            false => Self::Later(Box::pin(unwanted(answer, request))),
+        }
+    }
+}
+
+/// Whether nothing more has to come before the next request can. In HTTP/2 none waits for another.
+fn is_sent(request: &Request<Incoming>) -> bool {
+    request.body().is_end_stream() || request.version() >= Version::HTTP_2
+}
+
+/// Reads a body that nobody wants to its end, if it is small and comes soon: the connection goes on then. Else hyper closes it,
+/// and the client is told so: its next request would be lost.
+async fn unwanted(mut answer: Response<AnswerBody>, request: Request<Incoming>) -> Response<AnswerBody> {
+    const SMALL: u64 = 64 << 10;
+    const SOON: Duration = Duration::from_millis(500);
+    if is_sent(&request) {
+        return answer;
+    }
+    let version = request.version();
+    // Who waits to be told that it may send has not sent.
+    let waits = request.headers().contains_key(header::EXPECT);
+    let mut body = request.into_body();
+    let is_small = body.size_hint().lower() <= SMALL;
+    let read = async {
+        let mut length = 0;
+        while let Some(frame) = body.frame().await {
+            length += frame.ok()?.data_ref().map_or(0, |data| data.len() as u64);
+            if length > SMALL {
+                return None;
+            }
+        }
+        Some(())
+    };
+    let is_read = !waits && is_small && matches!(tokio::time::timeout(SOON, read).await, Ok(Some(())));
+    if !is_read {
+        fields::close(&mut answer, version);
+    }
+    answer
+}
+
 /// Answers a request: by the service behind the gateway, or in its place. Nothing that is only needed to pass it on is made
 /// before it may pass.
 pub(super) fn answer(
@@ -71,13 +117,15 @@ pub(super) fn answer(
     let client = site.policy.client_address(&facts).unwrap_or_else(|| connection.peer.ip());
     track.asked(facts.method, facts.path, Some(client));
     if let Err(problem) = check(&request) {
-        let answer = own(problem, is_grpc(request.headers()), track);
+        let mut answer = own(problem, is_grpc(request.headers()), track);
+        // Who sends such things may mean something else by what follows, too.
+        fields::close(&mut answer, request.version());
         return Answering::Now(Some((answer, request.into_body())));
     }
     let admitted = shared.limiter.admit_at_once(&facts);
     if let Some(Err(refusal)) = &admitted {
         let answer = refuse(refusal, &request, track);
-        return Answering::Now(Some((answer, request.into_body())));
+        return Answering::instead(answer, request);
     }
     let upstream = site.policy.upstream_of(&facts);
     let since = track.begun();
@@ -92,7 +140,7 @@ pub(super) fn answer(
     match admitted {
         Some(Ok(permit)) => match asked.passes(permit, upstream, since) {
             Ok(passing) => Answering::Later(Box::pin(passing.on())),
-            Err(answered) => Answering::Now(Some(*answered)),
+            Err(answered) => Answering::instead(answered.0, answered.1),
         },
         _ => Answering::Later(Box::pin(asked.admit())),
     }
@@ -132,22 +180,22 @@ impl Asked {
         let upstream = self.site.policy.upstream_of(&facts);
         let permit = match admitted {
             Ok(permit) => permit,
-            Err(refusal) => return refuse(&refusal, &self.request, self.track),
+            Err(refusal) => return unwanted(refuse(&refusal, &self.request, self.track), self.request).await,
         };
         match self.passes(permit, upstream, Instant::now()) {
             Ok(passing) => passing.on().await,
-            Err(answered) => answered.0,
+            Err(answered) => unwanted(answered.0, answered.1).await,
         }
     }
 
     /// Makes ready what may pass, for this of the site's upstreams. An error is an answer in the place of the service,
-    /// with the body that nobody has read.
+    /// with the request whose body nobody has read.
     fn passes(
         self,
         permit: Permit<AnyStore>,
         upstream: Option<usize>,
         now: Instant,
-    ) -> Result<Passing, Box<(Response<AnswerBody>, Incoming)>> {
+    ) -> Result<Passing, Box<(Response<AnswerBody>, Request<Incoming>)>> {
         let Self { worker, connection, site, client, mut request, mut track } = self;
         note_decision(&mut track, &permit);
         let is_grpc = is_grpc(request.headers());
@@ -156,11 +204,11 @@ impl Asked {
             // Where there is none at all, that is not the client's mistake.
             let is_ours = site.upstreams.is_empty();
             let problem = if is_ours { Problem::Unreachable } else { Problem::NoUpstream };
-            return Err(Box::new((own(problem, is_grpc, track), request.into_body())));
+            return Err(Box::new((own(problem, is_grpc, track), request)));
         };
         track.note(|entry| entry.upstream = Some(Arc::clone(&upstream.policy.name)));
         if !request.body().is_end_stream() && is_larger(request.headers(), site.max_body) {
-            return Err(Box::new((own(Problem::TooLarge, is_grpc, track), request.into_body())));
+            return Err(Box::new((own(Problem::TooLarge, is_grpc, track), request)));
         }
         let is_http11 = request.version() == Version::HTTP_11;
         let upgrade = if is_http11 { fields::upgrade_of(request.headers()) } else { None };
