@@ -28,26 +28,16 @@ pub(super) fn number(number: u64) -> String {
     text
 }
 
-/// Bytes that stand for themselves wherever we write them. One look at each is what it takes to find the others.
-#[allow(clippy::indexing_slicing, reason = "it is the compiler that would panic")]
-const PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = b' ';
-    while byte <= b'~' {
-        plain[byte as usize] = byte != b'"' && byte != b'\\';
-        byte += 1;
-    }
-    plain
-};
-
-fn is_plain(byte: u8) -> bool {
-    PLAIN.get(usize::from(byte)).copied().unwrap_or(false)
+/// Whether all bytes stand for themselves wherever we write them. Without a way out in between, so that many are looked at at once.
+fn is_plain(content: &str) -> bool {
+    let is_odd = |byte: u8| !(b' '..=b'~').contains(&byte) | (byte == b'"') | (byte == b'\\');
+    !content.bytes().fold(false, |odd, byte| odd | is_odd(byte))
 }
 
 /// Appends a String of RFC 9651, which knows printable ASCII and nothing else.
 pub(super) fn push_quoted(text: &mut String, content: &str) {
     text.push('"');
-    if content.bytes().all(is_plain) {
+    if is_plain(content) {
         text.push_str(content);
     } else {
         for c in content.chars() {
@@ -70,7 +60,7 @@ pub(super) fn push_json(text: &mut String, content: &str) {
 
 /// Appends what is between the quotes of a string of JSON.
 pub(super) fn push_escaped(text: &mut String, content: &str) {
-    if content.bytes().all(is_plain) {
+    if is_plain(content) {
         return text.push_str(content);
     }
     for c in content.chars() {
