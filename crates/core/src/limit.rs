@@ -489,11 +489,20 @@ impl Limit {
         cost: u64,
     ) -> Outcome {
         let Some(wait) = self.wait_beside(old, state, now, cost) else { return refused };
-        // A log may want a distance between calls besides.
-        let own = refused.retry_after.filter(|_| matches!(self, Self::Log(_))).unwrap_or_default();
+        let wait = |own: Nanos| match (self, old) {
+            // It may want a distance between calls besides.
+            (Self::Log(log), Self::Log(_)) if log.spacing() > Nanos::ZERO => wait.max(own),
+            // A call counts until it is over for one of them. It moves within its grain as long as that lasts.
+            (Self::Log(_), Self::Log(old)) if old.grain() > Nanos::new(1) => {
+                wait.min(Nanos::new(own.as_u64().saturating_add(old.grain().as_u64())))
+            }
+            (Self::Log(_), Self::Log(_)) => wait.min(own),
+            _ => wait,
+        };
+        let retry_after = refused.retry_after.map(wait);
         Outcome {
-            retry_after: refused.retry_after.map(|_| wait.max(own)),
-            reset_after: refused.reset_after.max(wait),
+            retry_after,
+            reset_after: refused.reset_after.max(retry_after.unwrap_or_default()),
             ..refused
         }
     }

@@ -134,3 +134,13 @@ fn what_a_door_says_of_a_cost_is_for_drafts_that_ask_for_it() {
     let planned = policy.plan(&Facts { cost: Some(4000), ..Facts::default() }, &NoTokens, Timestamp::ZERO);
     assert_eq!(planned.charged.iter().map(|charged| charged.cost).collect::<Vec<_>>(), [4000, 1]);
 }
+
+/// Found by a reader: what was taken of such a rate never came back.
+#[test]
+fn requests_in_progress_are_no_rate() {
+    let limits = [Limit::concurrency(1), Limit::leases(1, Nanos::from_secs(60))];
+    for limit in limits {
+        let error = Policy::builder().caller_address().rate("c", limit).build().unwrap_err().to_string();
+        assert!(error.contains("say `concurrency`"), "{error}");
+    }
+}

@@ -35,7 +35,7 @@ const PIECE: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What may grow between the second quarter of the run and its last: allocators do not give back at once, and a connection
-/// more or less is chance. In ten minutes a fifth of the memory is some ten bytes a request.
+/// more or less is chance. Ten minutes have shown no growth at all; one or two of them do, because the first outage is in them.
 const MEMORY_GROWS_AT_MOST: f64 = 1.20;
 const FILES_GROW_AT_MOST: f64 = 24.0;
 

@@ -166,6 +166,21 @@ fn a_request_is_settled_once_whoever_says_what_it_has_cost() {
     assert_eq!(passed(&limiter, &Facts::default()), 1);
 }
 
+/// Found by a reader: of more than 64 some were never settled.
+#[test]
+fn however_many_limiters_there_are_all_are_settled() {
+    let one = |number: u32| {
+        format!(
+            "  l{number}: {{ rate: 100/d, per: global, cost: {{ response_header: x, otherwise: 10 }} }}\n"
+        )
+    };
+    let (limiter, _) = limiter(&format!("limiters:\n{}", (0..70).map(one).collect::<String>()));
+    limiter.admit_now(&Facts::default()).unwrap().settle(0);
+    let standings = limiter.admit_now(&Facts::default()).unwrap().decision().standings;
+    assert_eq!(standings.len(), 70);
+    assert!(standings.iter().all(|standing| standing.remaining == 90), "{standings:?}");
+}
+
 #[test]
 fn a_request_is_settled_also_when_its_permit_has_ended() {
     let policy =

@@ -201,6 +201,69 @@ fn a_limit_that_a_reload_slows_down_forgets_nobody() {
     assert_eq!(passes(&limiter, 10), 0);
 }
 
+/// Found by a reader: what was used of a rate was found by its place in the list.
+#[test]
+fn rates_that_did_not_change_keep_their_balances_wherever_they_stand() {
+    let of = |rates: &str| format!("limiters: {{ it: {{ rate: {rates}, per: global }} }}");
+    let hour = "{ rate: 100/h, burst: 100 }";
+    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    for (before, after) in [
+        (format!("[10/s, {hour}]"), format!("[{hour}, 10/s]")),
+        (format!("[10/s, {hour}]"), hour.to_owned()),
+        (format!("[10/s, {hour}]"), format!("[{hour}, 20/s]")),
+        (format!("[5/s, 10/s, {hour}]"), format!("[{hour}, 10/s]")),
+        (hour.to_owned(), format!("[10/s, {hour}]")),
+    ] {
+        let store = MemoryStore::builder().clock(clock.clone()).build();
+        let built = Limiter::builder().store(store).clock(clock.clone()).policy(&of(&before)).build();
+        let limiter = built.unwrap();
+        let mut used = 0;
+        for _ in 0..40 {
+            used += passes(&limiter, 5);
+            clock.advance(Duration::from_millis(500));
+        }
+        assert_eq!(used, 100, "{before}");
+        limiter.reload_text(&of(&after)).unwrap();
+        assert_eq!(passes(&limiter, 20), 0, "{before} to {after}");
+    }
+}
+
+/// Found by a reader: callers who came from a plan with several rates to one with fewer began anew.
+#[test]
+fn plans_of_one_rate_and_of_several_share_what_was_used() {
+    let policy = "identify: { caller: { header: k }, plan: { header: p } }\n\
+                  plans: { free: { rate: 100/h }, pro: { rate: [200/min, 100/h] } }\n\
+                  limiters: { it: { rate: plan } }\n";
+    for (first, second) in [("free", "pro"), ("pro", "free")] {
+        let limiter = limiter(policy);
+        let ask = |plan: &str| {
+            let headers = [("k", "alice"), ("p", plan)];
+            limiter.admit_now(&Facts { headers: &headers, ..Facts::default() }).is_ok()
+        };
+        assert_eq!((0..150).filter(|_| ask(first)).count(), 100);
+        assert!(!ask(second), "from {first} to {second}");
+    }
+}
+
+/// Found by a reader: the same buckets, written otherwise, were others.
+#[test]
+fn buckets_are_the_same_however_their_parts_are_written() {
+    for (before, after) in [
+        ("per: [caller, method]", "per: [method, caller]"),
+        ("per: [{ header: a }, { header: b }]", "per: [{ header: b }, { header: a }]"),
+        ("per: path, match: [{ path: '/u/{id}' }]", "per: path, match: [{ path: '/u/{name}' }]"),
+    ] {
+        let of = |per: &str| format!("limiters: {{ it: {{ rate: 10/h, {per} }} }}");
+        let limiter = limiter(&of(before));
+        let headers = [("a", "1"), ("b", "2")];
+        let facts = Facts { method: "GET", path: "/u/7", headers: &headers, ..Facts::default() };
+        let passes = || (0..20).filter(|_| limiter.admit_now(&facts).is_ok()).count();
+        assert_eq!(passes(), 10, "{before}");
+        limiter.reload_text(&of(after)).unwrap();
+        assert_eq!(passes(), 0, "{before} to {after}");
+    }
+}
+
 #[test]
 fn a_limiter_that_goes_and_comes_back_knows_what_was_used() {
     for of in tens() {

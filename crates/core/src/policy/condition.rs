@@ -187,23 +187,42 @@ impl Condition {
     }
 }
 
-/// Without the port, and without the dot that a name may end with.
+/// Without the port, even one that is empty or none at all, without a user, and without the dot that a name may end with: whatever
+/// servers take for the same host is the same here.
 pub(crate) fn host_name(host: &str) -> &[u8] {
-    let end = match host.rfind(':') {
-        Some(colon)
-            if !host.ends_with(']')
-                && host.get(colon + 1..).is_some_and(|port| port.parse::<u16>().is_ok()) =>
-        {
-            colon
-        }
-        _ => host.len(),
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let name = match host.rfind(']') {
+        Some(end) => host.get(..=end).unwrap_or(host),
+        None => host.split_once(':').map_or(host, |(name, _)| name),
     };
-    host.get(..end).unwrap_or(host).trim_end_matches('.').as_bytes()
+    name.trim_end_matches('.').as_bytes()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Found by a reader: an empty port, or none that could be, made another host.
+    #[test]
+    fn a_host_is_its_name() {
+        for host in [
+            "a.com",
+            "a.com:80",
+            "a.com:",
+            "a.com:99999",
+            "a.com:x",
+            "a.com.",
+            "a.com.:80",
+            "u@a.com",
+            "u:p@a.com:1",
+        ] {
+            assert_eq!(host_name(host), b"a.com", "{host}");
+        }
+        for host in ["[::1]", "[::1]:80", "[::1]:"] {
+            assert_eq!(host_name(host), b"[::1]", "{host}");
+        }
+        assert_eq!(host_name(""), b"");
+    }
 
     #[test]
     fn a_star_stands_for_anything() {
@@ -232,19 +251,5 @@ mod tests {
         }
         assert!(Glob::in_any_case("API.example.com").matches(b"api.EXAMPLE.com"));
         assert!(Glob::new("x").matches(b" x "));
-    }
-
-    #[test]
-    fn a_port_is_no_part_of_a_name() {
-        for (host, name) in [
-            ("a:80", "a"),
-            ("a", "a"),
-            ("a.", "a"),
-            ("[::1]:80", "[::1]"),
-            ("[::1]", "[::1]"),
-            ("a:b", "a:b"),
-        ] {
-            assert_eq!(host_name(host), name.as_bytes());
-        }
     }
 }

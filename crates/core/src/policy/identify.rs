@@ -250,10 +250,18 @@ fn query<'f>(query: &'f str, name: &str) -> Option<Cow<'f, [u8]>> {
             if only.is_some() {
                 return None;
             }
-            only = Some(decoded(value));
+            only = Some(trimmed(decoded(value)));
         }
     }
     only
+}
+
+/// Without spaces around it, as values of headers are.
+fn trimmed(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    match value {
+        Cow::Borrowed(bytes) => Cow::Borrowed(bytes.trim_ascii()),
+        Cow::Owned(bytes) => Cow::Owned(bytes.trim_ascii().to_vec()),
+    }
 }
 
 fn decoded(text: &str) -> Cow<'_, [u8]> {
@@ -299,6 +307,7 @@ mod tests {
         assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), None);
         assert_eq!(query("a=1&key=x", "key").unwrap(), Cow::Borrowed(b"x"));
         assert_eq!(query("key=x&key=y", "key"), None);
+        assert_eq!(query("key=+x%20", "key").unwrap().as_ref(), b"x");
         assert_eq!(query("k%65y=%78+%zz", "key").unwrap().as_ref(), b"x %zz");
     }
 }

@@ -342,8 +342,9 @@ pub enum Cost {
     },
 }
 
-/// What buckets are told apart by.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What buckets are told apart by. In a limiter they stand in this order, however they were written: the same parts are the same
+/// buckets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     Caller,
     Plan,

@@ -216,6 +216,20 @@ impl PathPattern {
         &self.text
     }
 
+    /// The pattern without the names of what it leaves open: under other names it is the same.
+    pub(crate) fn shape(&self) -> String {
+        let mut shape = String::with_capacity(self.text.len());
+        let mut is_name = false;
+        for c in self.text.chars() {
+            is_name &= c != '}';
+            if !is_name {
+                shape.push(c);
+            }
+            is_name |= c == '{';
+        }
+        shape
+    }
+
     /// The same pattern for a server to which `/A` and `/a` are the same. Letters outside ASCII keep their case.
     pub fn ignoring_case(mut self) -> Self {
         (self.any_case, self.plain) = (true, None);

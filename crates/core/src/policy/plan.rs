@@ -294,7 +294,7 @@ impl Limiter {
                     let mut holding = self.matches.iter().filter(|condition| condition.holds(request));
                     let pattern = holding.find_map(|condition| condition.pattern(path));
                     match pattern {
-                        Some(pattern) => put(4, pattern.as_str().as_bytes()),
+                        Some(pattern) => put(4, pattern.shape().as_bytes()),
                         None => put(5, path.as_bytes()),
                     }
                 }

@@ -1,5 +1,6 @@
 //! A policy at work: its limits are rules of a store, and its switches can be thrown.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
@@ -141,6 +142,8 @@ pub(super) struct RunningLimiter {
 #[derive(Clone, Debug)]
 pub(super) struct Ruled {
     pub(super) rule: Rule,
+    /// What the store calls it, with all that share what was used of it.
+    family: Arc<str>,
     pub(super) name: Arc<str>,
     pub(super) quota: u64,
     pub(super) window: Option<Nanos>,
@@ -249,7 +252,10 @@ impl Running {
             let chosen = self.policy.heirs(&limiter.name, &before.policy).into_iter();
             let choices = chosen.map(|(was, is)| (old.rules.get(was), limiter.rules.get(is)));
             let pairs = choices.chain([(Some(&old.candidate), Some(&limiter.candidate))]);
-            let pairs = pairs.filter_map(|(old, new)| Some(old?.iter().zip(new?))).flatten();
+            let pairs = pairs.filter_map(|(old, new)| Some((old?, new?))).flat_map(|(old, new)| {
+                let heir = |old: &Ruled| new.iter().find(|new| new.family == old.family);
+                old.iter().filter_map(move |old| Some((old, heir(old)?)))
+            });
             // One that is still somebody's has not been changed.
             let kept: HashSet<Rule> = limiter.rules.iter().flatten().map(|ruled| ruled.rule).collect();
             for (old, new) in pairs.filter(|(old, new)| old.rule != new.rule && !kept.contains(&old.rule)) {
@@ -348,10 +354,12 @@ impl RunningLimiter {
         check_guard(limiter, store)?;
         let counts = classes.map(|class| lasting.counts(&limiter.name, class)).collect();
         let define = |family: &str, limits: &[Limit]| {
-            let ruled = limits.iter().enumerate().map(|(number, limit)| {
-                let name = if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
-                ruled(store, &name, *limit, limiter.on_store_failure)
-            });
+            let ruled =
+                limits.iter().zip(families(family, limits)).enumerate().map(|(number, (limit, of))| {
+                    let name =
+                        if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
+                    ruled(store, &of, &name, *limit, limiter.on_store_failure)
+                });
             ruled
                 .collect::<Result<SmallVec<[Ruled; 1]>, StoreError>>()
                 .map_err(|error| PolicyError::Store { limiter: Arc::clone(&limiter.name), error })
@@ -398,9 +406,28 @@ fn check_guard<S: Store>(limiter: &policy::Limiter, store: &S) -> Result<(), Pol
 /// How long a place is held in this process, where it needs no lease: longer than any request.
 const HELD_HERE: Nanos = Nanos::from_secs(100 * 86_400);
 
+/// What the rates of a limiter are called in the store, where what was used of one is found again: by how long they last, and the
+/// longest by the limiter's name alone. So neither their order nor a shorter one that comes or goes gives anybody a fresh start,
+/// and callers of plans with one rate and with several share the longest.
+fn families(name: &str, limits: &[Limit]) -> Vec<String> {
+    let window = |limit: &Limit| limit.window().unwrap_or_default().as_u64();
+    let mut order: Vec<(usize, &Limit)> = limits.iter().enumerate().collect();
+    order.sort_by_key(|(_, limit)| Reverse((window(limit), limit.capacity())));
+    let mut families = vec![name.to_owned(); limits.len()];
+    for (rank, (place, limit)) in order.iter().enumerate().skip(1) {
+        let before = order.iter().take(rank).skip(1);
+        let alike = before.filter(|(_, other)| window(other) == window(limit)).count();
+        if let Some(family) = families.get_mut(*place) {
+            *family = format!("{name} {} {alike}", window(limit));
+        }
+    }
+    families
+}
+
 fn ruled<S: Store>(
     store: &S,
     family: &str,
+    name: &str,
     limit: Limit,
     on_failure: OnFailure,
 ) -> Result<Ruled, StoreError> {
@@ -417,7 +444,8 @@ fn ruled<S: Store>(
     let unit = if held.is_some() { Unit::ConcurrentRequests } else { Unit::Requests };
     Ok(Ruled {
         rule: store.define_with(family, limit, on_failure)?,
-        name: Arc::from(family),
+        family: Arc::from(family),
+        name: Arc::from(name),
         quota: limit.capacity(),
         window: limit.window(),
         unit,

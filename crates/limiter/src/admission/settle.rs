@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use tollgate_core::Timestamp;
@@ -76,13 +76,11 @@ impl<S: Store + 'static> Settling for Shared<S> {
 
 /// What is settled of a request, and whether it was.
 pub(super) struct Bill {
-    /// Limiters whose cost is settled, and where they stand among those that were charged.
-    limiters: SmallVec<[(usize, usize); 2]>,
+    /// Limiters whose cost is settled, and whether it has been.
+    limiters: SmallVec<[(usize, AtomicBool); 2]>,
     rates: Vec<(Charged, KeyBytes, Rule)>,
     dark: Option<Arc<Dark>>,
     taken_at: Timestamp,
-    /// Which have been settled, as bits.
-    settled: AtomicU64,
     running: Arc<Running>,
 }
 
@@ -92,10 +90,11 @@ impl Bill {
         if !held.running.has_settled {
             return None;
         }
-        let charged = held.charged.iter().map(|charged| charged.limiter).enumerate();
-        let limiters: SmallVec<[(usize, usize); 2]> = charged
-            .filter(|(_, limiter)| header_of(&held.running, *limiter).is_some())
-            .map(|(place, limiter)| (limiter, place))
+        let limiters: SmallVec<[(usize, AtomicBool); 2]> = held
+            .charged
+            .iter()
+            .filter(|charged| header_of(&held.running, charged.limiter).is_some())
+            .map(|charged| (charged.limiter, AtomicBool::new(false)))
             .collect();
         if limiters.is_empty() {
             return None;
@@ -110,7 +109,6 @@ impl Bill {
             rates: rates.collect(),
             dark: held.dark.clone(),
             taken_at: held.taken_at,
-            settled: AtomicU64::new(0),
             running: Arc::clone(&held.running),
         }))
     }
@@ -127,10 +125,10 @@ fn header_of(running: &Running, limiter: usize) -> Option<&str> {
 impl<S: Store + 'static> Shared<S> {
     /// Settles what has not been settled yet. `cost` is told the header that would tell it.
     pub(super) fn settle_bill(self: &Arc<Self>, bill: &Bill, cost: impl Fn(&str) -> Option<u64>) {
-        for &(limiter, place) in &bill.limiters {
+        for (limiter, is_settled) in &bill.limiters {
+            let limiter = *limiter;
             let Some(cost) = header_of(&bill.running, limiter).and_then(&cost) else { continue };
-            let bit = 1 << (place % 64);
-            if bill.settled.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+            if is_settled.swap(true, Ordering::AcqRel) {
                 continue;
             }
             let mut rates: Vec<(Charged, KeyBytes, Rule)> = bill.rates.clone();

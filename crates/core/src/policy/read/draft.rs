@@ -382,6 +382,13 @@ impl Reader<'_> {
         let mut choice: SmallVec<[Limit; 1]> = SmallVec::new();
         for limit in limits {
             match limit {
+                Ok(Limit::Concurrency(_) | Limit::Leases(_) | Limit::Fleet(_))
+                    if matches!(kind, Kind::Rate) =>
+                {
+                    let message =
+                        format!("the limiter {name:?} is a rate, and this limit is of requests in progress");
+                    self.error_with(HERE, message, "say `concurrency` or `fleet` instead of `rate`");
+                }
                 Ok(limit) => choice.push(limit),
                 Err(error) => self.error(HERE, format!("the limiter {name:?}: {error}")),
             }

@@ -44,6 +44,7 @@ impl Reader<'_> {
                 parts.push(part);
             }
         }
+        parts.sort();
         parts
     }
 }
