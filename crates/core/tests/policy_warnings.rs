@@ -356,6 +356,30 @@ fn a_cost_that_never_passes_is_warned_of_with_what_would_help() {
 }
 
 #[test]
+fn a_cost_of_a_class_that_the_limiter_never_sees_is_not_warned_of() {
+    let policy = |matches: &str, cost: &str| {
+        format!(
+            "trusted_proxies: []\nclasses: {{ critical: [POST /pay], get: [GET *] }}\nlimiters:\n  l: {{ rate: 100/min{matches}, cost: {{ {cost} }} }}\n"
+        )
+    };
+    let dear = "class: { critical: 500, get: 2 }";
+    let told = [(4, 3, "a request that costs 500 never passes where there are 100 at once", "`burst`")];
+    for matches in
+        ["", ", match: { class: [get, critical] }", ", match: POST *", ", match: { not: { class: get } }"]
+    {
+        warned(&policy(matches, dear), &told);
+    }
+    for matches in ["{ class: get }", "{ class: other }", "GET *", "/login", "{ not: { class: critical } }"] {
+        warned(&policy(&format!(", match: {matches}"), dear), &[]);
+    }
+    // The same for what is not named.
+    let others = "class: { get: 2 }, otherwise: 500";
+    warned(&policy(", match: { class: get }", others), &[]);
+    warned(&policy(", match: { class: [get, other] }", others), &told);
+    warned(&policy("", "class: { get: 2, critical: 3, other: 4 }, otherwise: 500"), &[]);
+}
+
+#[test]
 fn a_queue_that_nobody_waits_in_is_warned_of() {
     let policy = |rate: &str, timeout: &str| {
         format!(
@@ -417,6 +441,17 @@ fn a_limit_of_one_caller_on_a_bucket_of_others_is_warned_of() {
     warned(&policy("header: k, ip", "rate: 5/s, per: global", "unlimited"), &[]);
     warned(&policy("ip", "rate: 5/s, per: [ip, path]", "9/s"), &[]);
     warned(&policy("header: k, ip", "rate: 5/s, per: [path, caller]", "9/s"), &[]);
+    // The same for the only header.
+    let header = |caller: &str, per: &str| {
+        policy(caller, &format!("rate: 5/s, per: {per}"), "9/s").replace("192.0.2.1", "sk_live_1")
+    };
+    warned(&header("header: X-Api-Key", "{ header: x-api-key }"), &[]);
+    warned(&header("header: x-api-key", "[path, { header: X-API-Key }]"), &[]);
+    for (caller, per) in
+        [("header: x-api-key", "{ header: x-tenant }"), ("header: x-api-key, ip", "{ header: x-api-key }")]
+    {
+        warned(&header(caller, per), &[(4, 27, "buckets that callers share", "`per: caller`")]);
+    }
     warned(&policy("header: k, ip", "fleet: 5, for: get, per: caller", "9"), &[]);
 }
 

@@ -49,7 +49,7 @@ impl Reader<'_> {
         let unreachable = self.unreachable(classes);
         for draft in drafts {
             self.unmatched(draft, classes, &unreachable);
-            self.never_passing(draft);
+            self.never_passing(draft, classes);
             self.long_queue(draft, timeout);
             self.sampled(draft);
             if is_enforced {
@@ -186,8 +186,13 @@ impl Reader<'_> {
         identify: &Identify,
     ) {
         let per = &draft.limiter.per;
-        let by_address = matches!(identify.caller.as_slice(), [(Source::Ip, _)]) && per.contains(&Part::Ip);
-        if draft.kind() == "workers" || per.contains(&Part::Caller) || by_address || quota.is_unlimited() {
+        // Where callers are told apart by one thing alone, so are buckets that are told apart by it.
+        let is_theirs = per.iter().any(|part| match (part, identify.caller.as_slice()) {
+            (Part::Caller, _) | (Part::Ip, [(Source::Ip, _)]) => true,
+            (Part::Header(part), [(Source::Header(name), _)]) => part == name,
+            _ => false,
+        });
+        if draft.kind() == "workers" || is_theirs || quota.is_unlimited() {
             return;
         }
         let whose = if per.is_empty() { "all callers share" } else { "callers share" };
@@ -285,19 +290,25 @@ impl Reader<'_> {
     }
 
     /// A request that costs more than there can ever be.
-    fn never_passing(&mut self, draft: &Drafted) {
+    fn never_passing(&mut self, draft: &Drafted, kinds: &[ReadClass]) {
+        let Some(least) = draft.limiter.choices.iter().flatten().map(Limit::capacity).min() else { return };
         let dearest = match &draft.limiter.cost {
             Cost::Fixed(cost) | Cost::Settled { estimate: cost, .. } => *cost,
             Cost::Given => 1,
             Cost::ByClass { classes, otherwise } => {
-                classes.iter().map(|(_, cost)| *cost).max().unwrap_or(0).max(*otherwise)
+                let is_dear = |(class, cost): &&(usize, u64)| *cost > least && sees(draft, *class, kinds);
+                let named = classes.iter().filter(is_dear).map(|(_, cost)| *cost).max().unwrap_or(0);
+                let mut others = (0..=kinds.len()).filter(|class| !classes.iter().any(|(of, _)| of == class));
+                match *otherwise > named.max(least) && others.any(|class| sees(draft, class, kinds)) {
+                    true => *otherwise,
+                    false => named,
+                }
             }
             // Without `max` nobody has said what is meant to pass.
             Cost::Header { otherwise, max: u64::MAX, .. } => *otherwise,
             Cost::Header { otherwise, max, .. } => *max.max(otherwise),
         };
-        let least = draft.limiter.choices.iter().flatten().map(Limit::capacity).min();
-        if let Some(least) = least.filter(|least| dearest > *least) {
+        if dearest > least {
             let message =
                 format!("a request that costs {dearest} never passes where there are {least} at once");
             let help = match draft.kind() {
@@ -389,6 +400,18 @@ pub(super) fn idle(limits: &[Limit]) -> Vec<(usize, usize)> {
         })
     };
     limits.iter().enumerate().filter_map(|(at, limit)| Some((at, decides(at, limit)?))).collect()
+}
+
+/// Whether requests of a class can be among those that a limiter is for.
+fn sees(draft: &Drafted, class: usize, kinds: &[ReadClass]) -> bool {
+    let matches = &draft.limiter.matches;
+    let can_be = |condition: &Condition| {
+        let only = Condition { classes: vec![class], ..condition.clone() };
+        (condition.classes.is_empty() || condition.classes.contains(&class))
+            && !only.is_impossible()
+            && !contradicts(&only, kinds)
+    };
+    matches.is_empty() || matches.iter().any(can_be)
 }
 
 /// Whether every peer is taken for a proxy.
