@@ -323,6 +323,60 @@ fn addresses_as_names_where_nobody_is_known_by_one_are_warned_of() {
 }
 
 #[test]
+fn names_that_are_nearly_addresses_are_warned_of() {
+    let policy = |caller: &str, name: &str| {
+        format!(
+            "trusted_proxies: []\nidentify: {{ caller: [{caller}] }}\nlimiters: {{ l: {{ rate: 5/s }} }}\noverrides: {{ '{name}': {{ l: 9/s }} }}\nblock: [caller: '{name}']\n"
+        )
+    };
+    let taken = "is taken for a name: it is no address";
+    for (name, right) in [
+        ("010.0.0.1", "write `10.0.0.1`"),
+        ("203.0.113.9:80", "write `203.0.113.9`"),
+        ("203.0.113.009:80", "write `203.0.113.9`"),
+        ("[2001:db8::1]", "write `2001:db8::1`"),
+        ("[2001:db8::1]:80", "write `2001:db8::1`"),
+        ("fe80::1%eth0", "write `fe80::1`"),
+    ] {
+        warned(&policy("header: k, ip", name), &[(4, 14, taken, right), (5, 17, taken, right)]);
+        // A header may say anything.
+        warned(&policy("header: k", name), &[]);
+    }
+    for name in ["sk_1", "1.2.3", "1.2.3.4.5", "1.2.3.256", "a:80", "v1.2.3.4", "7", "10.0.0.1"] {
+        warned(&policy("header: k, ip", name), &[]);
+    }
+}
+
+#[test]
+fn who_is_on_both_lists_is_warned_of() {
+    let policy = |allow: &str, block: &str| {
+        format!(
+            "trusted_proxies: []\nidentify: {{ caller: [header: k] }}\nlimiters: {{ l: {{ rate: 5/s }} }}\nblock: [{block}]\nallow: [{allow}]\n"
+        )
+    };
+    let help = "`allow` goes before `block`";
+    let caller = "this caller is on `allow` as well, and passes";
+    let network = "this network is on `allow` as well, and passes";
+    warned(&policy("caller: a, caller: b", "caller: c, caller: a"), &[(4, 28, caller, help)]);
+    warned(&policy("10.0.0.0/8", "192.0.2.1, 10.0.0.0/8"), &[(4, 20, network, help)]);
+    warned(&policy("10.0.0.0/8", "network: 10.1.0.0/16"), &[(4, 18, network, help)]);
+    // A part of what is blocked may pass.
+    warned(&policy("10.1.0.0/16, caller: a", "10.0.0.0/8, caller: b"), &[]);
+}
+
+#[test]
+fn a_number_of_proxies_beside_a_header_of_one_address_is_warned_of() {
+    let policy = |text: &str| format!("limiters: {{ l: {{ rate: 5/s }} }}\ntrusted_hops: 2\n{text}\n");
+    let one = "no proxies are counted in \"cf-connecting-ip\": it holds one address";
+    warned(&policy("address_header: CF-Connecting-IP"), &[(2, 1, one, "`trusted_proxies: [10.0.0.0/8]`")]);
+    let both = "address_header: cf-connecting-ip\ntrusted_proxies: [10.0.0.0/8]";
+    warned(&policy(both), &[(2, 1, one, "leave it out")]);
+    for header in ["x-forwarded-for", "forwarded"] {
+        warned(&policy(&format!("address_header: {header}")), &[]);
+    }
+}
+
+#[test]
 fn other_things_that_are_legal_and_not_meant_are_warned_of() {
     let plans = "plans: { a: { rate: 5/s } }\nlimiters: {}\nidentify: { table: { b: a } }\n";
     warned(plans, &[(3, 13, "no plan is looked for in this table", "plan: [table]")]);
