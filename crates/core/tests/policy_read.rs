@@ -139,6 +139,8 @@ fn unknown_words_are_told_with_the_likely_one() {
         ("{ rate: 5/s, on_store_failure: close }", 37, "\"close\"", "`closed`"),
         ("{ rate: 5/s, per: user }", 24, "\"user\"", "there are `caller`, `plan`"),
         ("{ rate: 5/s, per: [caller, pth] }", 33, "\"pth\"", "`path`"),
+        ("{ rate: 5/s, cost: givne }", 25, "a cost is a number, `given`, or by one of `class`", "`given`"),
+        ("{ rate: 5/s, cost: lots }", 25, "a cost is a number, `given`, or by one of `class`", "x-cost"),
         ("{ fleet: 5, count: totl }", 25, "\"totl\"", "`total`"),
         ("{ workers: { source: cpuu } }", 27, "\"cpuu\"", "`cpu`"),
         ("{ rate: 5/s, match: GET }", 26, "\"GET\" is no condition", "`GET *`"),
@@ -202,6 +204,10 @@ fn zero_negative_and_absurd_numbers_are_refused_where_they_stand() {
         ("{ rate: NaN/s }", 14, "no number"),
         ("{ rate: 5/s, burst: 0 }", 26, "burst is 0: it must be from 1"),
         ("{ rate: 5/s, burst: -1 }", 26, "it cannot be negative"),
+        ("{ rate: 5/s, burst: _5 }", 26, "`_` goes between digits"),
+        ("{ rate: _1/s }", 14, "`_` goes between digits"),
+        ("{ rate: _1_/s }", 14, "`_` goes between digits"),
+        ("{ rate: 1_/s }", 14, "`_` goes between digits"),
         ("{ rate: 5/s, burst: 18446744073709551615 }", 26, "burst is 18446744073709551615: it must be"),
         ("{ rate: [5/s, { rate: 9/h, burst: 0 }] }", 40, "burst is 0"),
         ("{ concurrency: 0 }", 21, "concurrency is 0: it must be from 1"),
@@ -273,6 +279,21 @@ fn names_that_are_there_twice_are_told() {
         "limiters: { a: { rate: [5/s, 9/h] }, a-2: { rate: 5/s } }\n",
         &[(1, 38, "one of the rates of \"a\"", "something else")],
     );
+    for list in ["allow", "block"] {
+        for (entries, at, what, help) in [
+            ("caller: a, caller: b, caller: a", 39, "this caller is there twice", ""),
+            (
+                "caller: '2001:db8::1', caller: '2001:db8::2'",
+                40,
+                "this caller is there twice",
+                "one IPv6 network",
+            ),
+            ("10.0.0.0/8, 192.0.2.1, network: 10.0.0.0/8", 41, "this network is there twice", ""),
+            ("192.0.2.1, 192.0.2.1/32", 20, "this network is there twice", ""),
+        ] {
+            check(&format!("limiters: {{}}\n{list}: [{entries}]\n"), &[(2, at, what, help)]);
+        }
+    }
     check("limiters: { plan: { rate: 5/s } }\n", &[(1, 13, "`plan` is no name of a limiter", "")]);
     check("limiters: { 'a b': { rate: 5/s } }\n", &[(1, 13, "\"a b\" is no name", "up to 64 letters")]);
 }
@@ -312,6 +333,18 @@ fn plans_classes_and_limiters_that_do_not_exist_are_told_with_the_likely_one() {
         "plans: { free: {} }\nlimiters: { a: { rate: plan } }\n",
         &[(1, 16, "the plan \"free\"", "rate: 50/s")],
     );
+    // Also where no limiter asks for plans, or for others.
+    for limiters in ["", "a: { rate: plan }", "a: { concurrency: plan }", "a: { rate: 5/s }"] {
+        for (own, at, help) in [
+            ("rate: plan, concurrency: 5", 24, "write `rate: 50/s`, or `rate: unlimited`"),
+            ("rate: 5/s, concurrency: plan", 42, "write `concurrency: 20`, or `concurrency: unlimited`"),
+        ] {
+            check(
+                &format!("plans: {{ free: {{ {own} }} }}\nlimiters: {{ {limiters} }}\n"),
+                &[(1, at, "is for limiters: the plan \"free\" must say how much", help)],
+            );
+        }
+    }
     check("limiters: { a: { fleet: 5, for: critcal } }\n", &[(1, 33, "no class \"critcal\"", "`critical`")]);
     check(
         "classes: { a: [] }\nlimiters: { a: { fleet: 5 } }\n",
@@ -1078,5 +1111,46 @@ fn a_condition_that_says_nothing_is_none() {
     ] {
         let wrong = Policy::read(text).unwrap_err().to_string();
         assert!(wrong.contains("says nothing"), "{text}: {wrong}");
+    }
+}
+
+#[test]
+fn several_rates_of_a_candidate_or_a_caller_need_no_map() {
+    let policy = |candidate: &str, own: &str| {
+        format!(
+            "identify: {{ caller: [header: k] }}\nlimiters: {{ a: {{ rate: [9/s, 900/h], candidate: {candidate} }} }}\noverrides: {{ bob: {{ a: {own} }} }}"
+        )
+    };
+    let short = read(&policy("[5/s, 500/h]", "[20/s, { rate: 1000/h, burst: 50 }]"));
+    assert_eq!(
+        short,
+        read(&policy("{ rate: [5/s, 500/h] }", "{ rate: [20/s, { rate: 1000/h, burst: 50 }] }"))
+    );
+    assert_eq!(short.limiters()[0].candidate.as_ref().unwrap().len(), 2);
+    assert_eq!(read(&policy("5/s", "[20/s]")), read(&policy("[5/s]", "20/s")));
+    check(&policy("[]", "20/s"), &[(2, 49, "this list is empty", "")]);
+    check(&policy("[5/s, 5]", "20/s"), &[(2, 55, "5 per what?", "")]);
+    check(
+        "limiters: { a: { concurrency: 5, candidate: [4, 3] } }\n",
+        &[(1, 45, "a candidate of `concurrency` is one number", "")],
+    );
+}
+
+#[test]
+fn networks_are_no_callers() {
+    let policy = |text: &str| format!("trusted_proxies: []\nlimiters: {{ a: {{ rate: 5/s }} }}\n{text}\n");
+    for network in ["10.0.0.0/8", "10.0.0.1/8", "2001:db8::/32"] {
+        let message = format!("{network:?} is a network, and no caller");
+        check(
+            &policy(&format!("overrides: {{ '{network}': {{ a: 9/s }} }}")),
+            &[(3, 14, &message, "match: { network:")],
+        );
+        check(
+            &policy(&format!(
+                "plans: {{ p: {{}} }}\nidentify: {{ plan: table, table: {{ '{network}': p }} }}"
+            )),
+            &[(4, 35, &message, "match: { network:")],
+        );
+        check(&policy(&format!("allow: [caller: '{network}']")), &[(3, 17, &message, "write `network:")]);
     }
 }

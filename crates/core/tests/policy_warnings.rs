@@ -323,6 +323,60 @@ fn addresses_as_names_where_nobody_is_known_by_one_are_warned_of() {
 }
 
 #[test]
+fn names_that_are_nearly_addresses_are_warned_of() {
+    let policy = |caller: &str, name: &str| {
+        format!(
+            "trusted_proxies: []\nidentify: {{ caller: [{caller}] }}\nlimiters: {{ l: {{ rate: 5/s }} }}\noverrides: {{ '{name}': {{ l: 9/s }} }}\nblock: [caller: '{name}']\n"
+        )
+    };
+    let taken = "is taken for a name: it is no address";
+    for (name, right) in [
+        ("010.0.0.1", "write `10.0.0.1`"),
+        ("203.0.113.9:80", "write `203.0.113.9`"),
+        ("203.0.113.009:80", "write `203.0.113.9`"),
+        ("[2001:db8::1]", "write `2001:db8::1`"),
+        ("[2001:db8::1]:80", "write `2001:db8::1`"),
+        ("fe80::1%eth0", "write `fe80::1`"),
+    ] {
+        warned(&policy("header: k, ip", name), &[(4, 14, taken, right), (5, 17, taken, right)]);
+        // A header may say anything.
+        warned(&policy("header: k", name), &[]);
+    }
+    for name in ["sk_1", "1.2.3", "1.2.3.4.5", "1.2.3.256", "a:80", "v1.2.3.4", "7", "10.0.0.1"] {
+        warned(&policy("header: k, ip", name), &[]);
+    }
+}
+
+#[test]
+fn who_is_on_both_lists_is_warned_of() {
+    let policy = |allow: &str, block: &str| {
+        format!(
+            "trusted_proxies: []\nidentify: {{ caller: [header: k] }}\nlimiters: {{ l: {{ rate: 5/s }} }}\nblock: [{block}]\nallow: [{allow}]\n"
+        )
+    };
+    let help = "`allow` goes before `block`";
+    let caller = "this caller is on `allow` as well, and passes";
+    let network = "this network is on `allow` as well, and passes";
+    warned(&policy("caller: a, caller: b", "caller: c, caller: a"), &[(4, 28, caller, help)]);
+    warned(&policy("10.0.0.0/8", "192.0.2.1, 10.0.0.0/8"), &[(4, 20, network, help)]);
+    warned(&policy("10.0.0.0/8", "network: 10.1.0.0/16"), &[(4, 18, network, help)]);
+    // A part of what is blocked may pass.
+    warned(&policy("10.1.0.0/16, caller: a", "10.0.0.0/8, caller: b"), &[]);
+}
+
+#[test]
+fn a_number_of_proxies_beside_a_header_of_one_address_is_warned_of() {
+    let policy = |text: &str| format!("limiters: {{ l: {{ rate: 5/s }} }}\ntrusted_hops: 2\n{text}\n");
+    let one = "no proxies are counted in \"cf-connecting-ip\": it holds one address";
+    warned(&policy("address_header: CF-Connecting-IP"), &[(2, 1, one, "`trusted_proxies: [10.0.0.0/8]`")]);
+    let both = "address_header: cf-connecting-ip\ntrusted_proxies: [10.0.0.0/8]";
+    warned(&policy(both), &[(2, 1, one, "leave it out")]);
+    for header in ["x-forwarded-for", "forwarded"] {
+        warned(&policy(&format!("address_header: {header}")), &[]);
+    }
+}
+
+#[test]
 fn other_things_that_are_legal_and_not_meant_are_warned_of() {
     let plans = "plans: { a: { rate: 5/s } }\nlimiters: {}\nidentify: { table: { b: a } }\n";
     warned(plans, &[(3, 13, "no plan is looked for in this table", "plan: [table]")]);
@@ -353,6 +407,30 @@ fn a_cost_that_never_passes_is_warned_of_with_what_would_help() {
     warned(&policy("rate: 5/s, cost: { header: x-cost, max: 5 }"), &[]);
     warned(&policy("rate: 5/s, cost: { header: x-cost }"), &[]);
     warned(&policy("rate: 5/s, cost: given"), &[]);
+}
+
+#[test]
+fn a_cost_of_a_class_that_the_limiter_never_sees_is_not_warned_of() {
+    let policy = |matches: &str, cost: &str| {
+        format!(
+            "trusted_proxies: []\nclasses: {{ critical: [POST /pay], get: [GET *] }}\nlimiters:\n  l: {{ rate: 100/min{matches}, cost: {{ {cost} }} }}\n"
+        )
+    };
+    let dear = "class: { critical: 500, get: 2 }";
+    let told = [(4, 3, "a request that costs 500 never passes where there are 100 at once", "`burst`")];
+    for matches in
+        ["", ", match: { class: [get, critical] }", ", match: POST *", ", match: { not: { class: get } }"]
+    {
+        warned(&policy(matches, dear), &told);
+    }
+    for matches in ["{ class: get }", "{ class: other }", "GET *", "/login", "{ not: { class: critical } }"] {
+        warned(&policy(&format!(", match: {matches}"), dear), &[]);
+    }
+    // The same for what is not named.
+    let others = "class: { get: 2 }, otherwise: 500";
+    warned(&policy(", match: { class: get }", others), &[]);
+    warned(&policy(", match: { class: [get, other] }", others), &told);
+    warned(&policy("", "class: { get: 2, critical: 3, other: 4 }, otherwise: 500"), &[]);
 }
 
 #[test]
@@ -417,6 +495,17 @@ fn a_limit_of_one_caller_on_a_bucket_of_others_is_warned_of() {
     warned(&policy("header: k, ip", "rate: 5/s, per: global", "unlimited"), &[]);
     warned(&policy("ip", "rate: 5/s, per: [ip, path]", "9/s"), &[]);
     warned(&policy("header: k, ip", "rate: 5/s, per: [path, caller]", "9/s"), &[]);
+    // The same for the only header.
+    let header = |caller: &str, per: &str| {
+        policy(caller, &format!("rate: 5/s, per: {per}"), "9/s").replace("192.0.2.1", "sk_live_1")
+    };
+    warned(&header("header: X-Api-Key", "{ header: x-api-key }"), &[]);
+    warned(&header("header: x-api-key", "[path, { header: X-API-Key }]"), &[]);
+    for (caller, per) in
+        [("header: x-api-key", "{ header: x-tenant }"), ("header: x-api-key, ip", "{ header: x-api-key }")]
+    {
+        warned(&header(caller, per), &[(4, 27, "buckets that callers share", "`per: caller`")]);
+    }
     warned(&policy("header: k, ip", "fleet: 5, for: get, per: caller", "9"), &[]);
 }
 

@@ -471,6 +471,19 @@ fn the_schema_and_the_reader_agree_on_what_may_stand_where() {
         (limiter("{ rate: 0/s }"), false),
         (limiter("{ rate: 5/0s }"), false),
         (limiter("{ rate: 0_10/s }"), true),
+        (limiter("{ rate: _1/s }"), false),
+        (limiter("{ rate: 1_/s }"), false),
+        (limiter("{ rate: 5/s, burst: 0 }"), false),
+        (limiter("{ rate: 5/s, match: {} }"), false),
+        (limiter("{ rate: 5/s, candidate: [4/s, { rate: 50/h, burst: 9 }] }"), true),
+        (limiter("{ concurrency: 5, lease: 1_s }"), false),
+        (limiter("{ workers: { every: 50ms } }"), false),
+        (limiter("{ workers: { every: 0_99ms } }"), false),
+        (limiter("{ workers: { every: 1_00ms } }"), true),
+        (limiter("{ workers: { every: 1s } }"), true),
+        (format!("{}\noverrides: {{ k: {{ a: [9/s, 90/h] }} }}", limiter("{ rate: 5/s }")), true),
+        ("limiters: {}\nplans: { a: { rate: 5/s, burst: 0 } }".to_owned(), false),
+        ("limiters: {}\nplans: { a: { rate: plan } }".to_owned(), false),
         (limiter("{ rate: 5/s, concurrency: 5 }"), false),
         (limiter("{ per: caller }"), false),
         (limiter("{ rate: 5/s, candidate: 0/s }"), false),
@@ -513,6 +526,13 @@ fn the_schema_and_the_reader_agree_on_what_may_stand_where() {
     ];
     for (text, is_good) in cases {
         assert_eq!(Policy::read(&text).is_ok(), is_good, "the reader: {text}");
+        assert_eq!(validator.is_valid(&to_json(&text)), is_good, "the schema: {text}");
+    }
+    // Which addresses are good, the store knows.
+    for (store, is_good) in
+        [("foo", false), ("{ url: foo }", false), ("memory", true), ("redis+unix:/run/r", true)]
+    {
+        let text = format!("limiters: {{}}\nstore: {store}");
         assert_eq!(validator.is_valid(&to_json(&text)), is_good, "the schema: {text}");
     }
 }

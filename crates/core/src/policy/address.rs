@@ -27,6 +27,11 @@ impl Networks {
         self.0.is_covered(&IpNet::from(address.to_canonical()))
     }
 
+    /// Whether one of the networks holds all of this one.
+    pub(crate) fn holds(&self, network: &IpNet) -> bool {
+        self.0.is_covered(network)
+    }
+
     /// Whether there is no network in the set.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

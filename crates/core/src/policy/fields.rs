@@ -25,6 +25,8 @@ pub(crate) enum Shape {
     Time,
     /// The same, and longer than no time.
     SomeTime,
+    /// The same, and 100ms or longer.
+    Often,
     /// `20%`
     Share,
     /// `512MB`
@@ -35,6 +37,8 @@ pub(crate) enum Shape {
     Header,
     /// `https://example.com/limits`
     Page,
+    /// `memory`, or an address such as `redis://cache:6379`
+    Store,
     /// `POST /v1/charges`
     Route,
     /// One or more.
@@ -54,8 +58,8 @@ pub(crate) enum Shape {
 }
 
 use Shape::{
-    Condition, Either, Header, List, Map, Named, Network, OneOf, Page, Rate, Route, Share, Size, Some,
-    SomeTime, Text, Time, Whole, Within, Words,
+    Condition, Either, Header, List, Map, Named, Network, Often, OneOf, Page, Rate, Route, Share, Size, Some,
+    SomeTime, Store, Text, Time, Whole, Within, Words,
 };
 
 const fn field(name: &'static str, about: &'static str, shape: Shape) -> Field {
@@ -80,7 +84,7 @@ pub(crate) static POLICY: &[Field] = &[
     field(
         "store",
         "Where states are kept: `memory`, or the address of a Redis.",
-        Either(&[Text, Map(STORE)]),
+        Either(&[Store, Map(STORE)]),
     ),
     field("mode", "The mode of everything: no limiter is stricter than this.", Words(MODES)),
     field("identify", "Who is calling.", Map(IDENTIFY)),
@@ -103,7 +107,7 @@ pub(crate) static POLICY: &[Field] = &[
         Named(&Either(&[List(&Either(&[Route, Condition])), Route, Condition])),
     ),
     field("limiters", "The limiters.", Named(&OneOf(LIMITER, KINDS))),
-    field("overrides", "Limits of single callers.", Named(&Named(&Either(&[Text, Map(QUOTA)])))),
+    field("overrides", "Limits of single callers.", Named(&Named(&Either(&[Text, SEVERAL, Map(QUOTA)])))),
     field("allow", "Who passes without being limited.", List(&Either(&[Network, Map(LISTED)]))),
     field("block", "Who does not pass.", List(&Either(&[Network, Map(LISTED)]))),
     field("answers", "How callers are answered.", Map(ANSWERS)),
@@ -114,7 +118,7 @@ pub(crate) static POLICY: &[Field] = &[
 pub(crate) static MODES: &[&str] = &["enforce", "dark", "off"];
 
 pub(crate) static STORE: &[Field] = &[
-    field("url", "`memory`, or the address of a Redis.", Text),
+    field("url", "`memory`, or the address of a Redis.", Store),
     field(
         "secret",
         "The secret from which names of keys are made; better in the variable TOLLGATE_SECRET.",
@@ -169,15 +173,17 @@ pub(crate) static JWT_ALGORITHMS: &[&str] = &[
     "EdDSA",
 ];
 
-static RATES: Shape = Either(&[Words(&["plan"]), Some(&Either(&[Rate, Map(ONE_RATE)]))]);
-static PLAN_RATES: Shape = Either(&[Words(&["unlimited"]), Some(&Either(&[Rate, Map(ONE_RATE)]))]);
+static RATES: Shape = Either(&[Words(&["plan"]), SEVERAL]);
+static PLAN_RATES: Shape = Either(&[Words(&["unlimited"]), SEVERAL]);
+/// One rate, or several.
+const SEVERAL: Shape = Some(&Either(&[Rate, Map(ONE_RATE)]));
 
 pub(crate) static ONE_RATE: &[Field] =
-    &[field("rate", "So many in so long.", Rate), field("burst", "How many at once.", Whole)];
+    &[field("rate", "So many in so long.", Rate), field("burst", "How many at once.", SOME)];
 
 pub(crate) static PLAN: &[Field] = &[
     field("rate", "For limiters that say `rate: plan`.", PLAN_RATES),
-    field("burst", "How many at once, for buckets.", Whole),
+    field("burst", "How many at once, for buckets.", SOME),
     field(
         "concurrency",
         "For limiters that say `concurrency: plan`.",
@@ -188,7 +194,7 @@ pub(crate) static PLAN: &[Field] = &[
 /// What may differ for single callers, and in a candidate.
 pub(crate) static QUOTA: &[Field] = &[
     field("rate", "So many in so long.", PLAN_RATES),
-    field("burst", "How many at once, for buckets.", Whole),
+    field("burst", "How many at once, for buckets.", SOME),
     field("concurrency", "So many in progress.", Either(&[SOME, Words(&["unlimited"])])),
     field("fleet", "Places of the whole fleet.", Within(1, FLEET)),
     field("reserve", "The share that is kept for critical requests.", Share),
@@ -213,7 +219,7 @@ pub(crate) static PER_HEADER: &[Field] = &[field("header", "The value of a heade
 
 pub(crate) static LIMITER: &[Field] = &[
     field("rate", "A request rate limiter: so many in so long, or `plan`, or several of them.", RATES),
-    field("burst", "How many at once, for buckets: as many as in one period unless said otherwise.", Whole),
+    field("burst", "How many at once, for buckets: as many as in one period unless said otherwise.", SOME),
     field("algorithm", "How the rate is kept: a token bucket unless said otherwise.", Words(ALGORITHMS)),
     field("windows", "How many sub-windows there are, for `sub-windows`.", SOME),
     field(
@@ -251,7 +257,7 @@ pub(crate) static LIMITER: &[Field] = &[
         Either(&[SOME, Words(&["given"]), OneOf(COST, COSTS)]),
     ),
     field("mode", "What becomes of what it decides.", Words(MODES)),
-    field("candidate", "A second threshold that is only counted.", Either(&[Rate, SOME, Map(QUOTA)])),
+    field("candidate", "A second threshold that is only counted.", Either(&[SEVERAL, SOME, Map(QUOTA)])),
     field(
         "sample",
         "The share of buckets (callers, unless `per` says otherwise) for which it is enforced; for the others it is dark.",
@@ -267,7 +273,7 @@ pub(crate) static WORKERS: &[Field] = &[
     field("bad", "Above this utilization it sheds more and more.", Share),
     field("grace", "How long a full overload is borne before anything is shed.", Time),
     field("full", "How long it then takes until everything that may be shed is.", SomeTime),
-    field("every", "How often utilization is looked at.", SomeTime),
+    field("every", "How often utilization is looked at: 100ms or more.", Often),
     field(
         "source",
         "Where utilization is read.",

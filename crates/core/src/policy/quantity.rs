@@ -30,6 +30,9 @@ pub(crate) fn whole(text: &str) -> Result<u64, String> {
     if digits.is_empty() {
         return Err("a number is missing".to_owned());
     }
+    if text.trim().starts_with('_') || text.trim().ends_with('_') {
+        return Err(format!("{text:?} is no number: `_` goes between digits"));
+    }
     if let Some(rest) = digits.strip_prefix('-')
         && rest.parse::<u64>().is_ok()
     {
@@ -189,6 +192,10 @@ mod tests {
             ("5/99999999999999d", "cannot be"),
             ("NaN/s", "no number"),
             ("1e9/s", "no whole number"),
+            ("_1/s", "between digits"),
+            ("1_/s", "between digits"),
+            ("_1_/s", "between digits"),
+            ("5/_1s", "between digits"),
         ] {
             let problem = rate(text).unwrap_err();
             assert!(problem.contains(says), "{text}: {problem}");
@@ -200,6 +207,7 @@ mod tests {
         assert_eq!(duration("28s"), Ok(Nanos::from_secs(28)));
         assert_eq!(duration("500ms").map(|time| time.as_u64()), Ok(500_000_000));
         assert!(duration("28").unwrap_err().contains("28 of what?"));
+        assert!(duration("_1s").is_err() && duration("1_s").is_err() && bytes("1_KB").is_err());
         assert!(duration("soon").is_err() && duration("").is_err() && duration("-1s").is_err());
         assert_eq!(percent("20%"), Ok(200_000));
         assert_eq!(percent("0.5 %"), Ok(5_000));

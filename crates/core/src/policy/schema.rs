@@ -17,6 +17,7 @@ pub fn schema() -> Value {
         "patternProperties".to_owned(),
         json!({ format!("^header +{TOKEN}+$"): shape(Shape::Some(&Shape::Text)) }),
     );
+    condition.insert("minProperties".to_owned(), json!(1));
     let mut schema = map(POLICY);
     schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     schema.insert("title".to_owned(), json!("Tollgate policy"));
@@ -49,7 +50,11 @@ fn property(field: &Field) -> Value {
 /// What names of headers are made of.
 const TOKEN: &str = "[-A-Za-z0-9!#$%&'*+.^_`|~]";
 /// A number, 1 or more.
-const SOME: &str = "(0[0_]*)?[1-9][0-9_]*";
+const SOME: &str = "(0[0_]*)?[1-9]([0-9_]*[0-9])?";
+/// A number.
+const WHOLE: &str = "[0-9]([0-9_]*[0-9])?";
+/// Those of a second and more.
+const LONG_UNIT: &str = "(s|sec|seconds?|min|minutes?|h|hours?|d|days?)";
 const UNIT: &str = "(ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?)";
 
 fn shape(of: Shape) -> Value {
@@ -67,7 +72,7 @@ fn shape(of: Shape) -> Value {
             json!({ "enum": words })
         }
         Shape::Whole => {
-            json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text("^[0-9][0-9_]*$", "1_000")] })
+            json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text(&format!("^{WHOLE}$"), "1_000")] })
         }
         Shape::Within(least, most) => {
             let mut number = json!({ "type": "integer", "minimum": least });
@@ -77,13 +82,17 @@ fn shape(of: Shape) -> Value {
             json!({ "anyOf": [number, text(&format!("^{SOME}$"), "1_000")] })
         }
         Shape::Rate => text(&format!("^ *{SOME} */ *({SOME})? *{UNIT} *$"), "50/s"),
-        Shape::Time => text(&format!("^ *[0-9][0-9_]* *{UNIT} *$"), "28s"),
+        Shape::Time => text(&format!("^ *{WHOLE} *{UNIT} *$"), "28s"),
         Shape::SomeTime => text(&format!("^ *{SOME} *{UNIT} *$"), "28s"),
+        Shape::Often => {
+            text(&format!("^ *({SOME} *{LONG_UNIT}|(0[0_]*)?[1-9](_*[0-9]){{2,}} *ms) *$"), "500ms")
+        }
         Shape::Share => text("^ *0*(100(\\.0{1,4})?|[0-9]{1,2}(\\.[0-9]{1,4})?) *% *$", "20%"),
         Shape::Header => text(&format!("^{TOKEN}+$"), "x-api-key"),
         Shape::Page => text("^https?://", "https://example.com/limits"),
+        Shape::Store => text("^ *(memory *$|[a-z][-+a-z]*:)", "redis://cache:6379"),
         Shape::Size => {
-            json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text("^[0-9][0-9_]* *([KMG]i?B?|B|k)?$", "512MB")] })
+            json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, text(&format!("^{WHOLE} *([KMG]i?B?|B|k)?$"), "512MB")] })
         }
         Shape::Network => text("^[0-9a-fA-F:.]+(/[0-9]{1,3})?$", "10.0.0.0/8"),
         Shape::Route => text("^([A-Za-z]+ +)?[/*]", "POST /v1/charges"),

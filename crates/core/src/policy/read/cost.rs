@@ -1,6 +1,7 @@
 //! What requests cost.
 
 use super::super::document::Value;
+use super::super::mistakes::nearest;
 use super::super::{Cost, fields, quantity};
 use super::limiters::Context;
 use super::reader::{Fields, Reader, spelled_out};
@@ -13,6 +14,18 @@ impl Reader<'_> {
         let Some(node) = limiter.get("cost") else { return Cost::Fixed(1) };
         if matches!(&node.value, Value::Text(word) if word.trim() == GIVEN) {
             return Cost::Given;
+        }
+        let forms = || format!("a cost is a number, `given`, or by one of {}", spelled_out(fields::COSTS));
+        if let Value::Text(word) = &node.value
+            && !word.trim().is_empty()
+            && !word.contains(|c: char| c.is_ascii_digit())
+        {
+            let help = match nearest(word.trim(), [GIVEN]) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => "such as `5`, or { header: x-cost }".to_owned(),
+            };
+            self.error_with(node.place, forms(), help);
+            return Cost::Fixed(1);
         }
         if !matches!(node.value, Value::Map(_)) {
             return Cost::Fixed(self.parsed(node, "a cost", quantity::some).unwrap_or(1));
@@ -57,10 +70,7 @@ impl Reader<'_> {
                 header(self, "response_header").map(|header| Cost::Settled { header, estimate: otherwise })
             }
             _ => {
-                self.error(
-                    node.place,
-                    format!("a cost is a number, `given`, or by one of {}", spelled_out(fields::COSTS)),
-                );
+                self.error(node.place, forms());
                 None
             }
         };

@@ -9,7 +9,7 @@ use super::super::identify::{Identify, Named, Source};
 use super::super::table::PlanTable;
 use super::super::{fields, quantity};
 use super::reader::{Fields, Reader, spelled_out};
-use super::{KNOWN_BY_IP, MOST};
+use super::{KNOWN_BY_IP, MOST, OF_NETWORKS};
 
 impl Reader<'_> {
     pub(super) fn identify(&mut self, fields: Option<&Fields<'_>>) -> Identify {
@@ -159,6 +159,7 @@ impl Reader<'_> {
         for (key, node) in self.entries(node, "`table`").unwrap_or_default() {
             let Some(plan) = self.named(node, "plan", plans) else { continue };
             if !key.name.contains('*') {
+                self.no_network(key.place, &key.name, OF_NETWORKS);
                 self.addressed(key.place, &key.name, identify, KNOWN_BY_IP);
                 if !table.insert(Named::of(&key.name, identify.v6_prefix), plan) {
                     self.same_caller(key.place);

@@ -1,15 +1,18 @@
 //! Single callers: limits of their own, who passes and who does not.
 
-use hashbrown::HashMap;
+use std::net::Ipv6Addr;
+
+use hashbrown::{HashMap, HashSet};
+use ipnet::IpNet;
 
 use super::super::address::parse_network;
 use super::super::document::{Node, Value};
 use super::super::identify::{Identify, Named};
 use super::super::mistakes::Place;
 use super::super::{List, Override, fields};
-use super::KNOWN_BY_IP;
 use super::limiters::Drafted;
 use super::reader::Reader;
+use super::{KNOWN_BY_IP, OF_NETWORKS};
 
 impl Reader<'_> {
     pub(super) fn overrides(
@@ -43,6 +46,7 @@ impl Reader<'_> {
                 }
             }
             self.whole_name(caller.place, &caller.name);
+            self.no_network(caller.place, &caller.name, OF_NETWORKS);
             self.addressed(caller.place, &caller.name, identify, KNOWN_BY_IP);
             if overrides.insert(Named::of(&caller.name, identify.v6_prefix), own).is_some() {
                 self.same_caller(caller.place);
@@ -51,12 +55,26 @@ impl Reader<'_> {
         overrides
     }
 
+    /// A network as the name of a caller.
+    pub(super) fn no_network(&mut self, place: Place, name: &str, help: &str) {
+        if name.trim().parse::<IpNet>().is_ok() {
+            self.error_with(place, format!("{name:?} is a network, and no caller"), help);
+        }
+    }
+
     /// Addresses of one network are one caller.
     pub(super) fn same_caller(&mut self, place: Place) {
         self.error_with(place, "this caller is there twice", "addresses of one IPv6 network are one caller");
     }
 
-    pub(super) fn listed(&mut self, node: &Node, what: &str, identify: &Identify) -> List {
+    /// `allow`, or `block` with what is on `allow`.
+    pub(super) fn listed(
+        &mut self,
+        node: &Node,
+        what: &str,
+        identify: &Identify,
+        allowed: Option<&List>,
+    ) -> List {
         let (mut list, mut networks) = (List::default(), Vec::new());
         for node in self.list(node, what) {
             if let Value::Text(text) = &node.value {
@@ -74,21 +92,33 @@ impl Reader<'_> {
             if let Some(node) = fields.get("caller")
                 && let Some(caller) = self.text(node, "a caller")
             {
-                if caller.contains('/') && parse_network(caller).is_ok() {
-                    let help = format!("write `network: {caller}`");
-                    self.error_with(node.place, format!("{caller:?} is a network, and no caller"), help);
-                }
+                self.no_network(node.place, caller, &format!("write `network: {caller}`"));
                 self.whole_name(node.place, caller);
                 self.addressed(node.place, caller, identify, &format!("write `network: {caller}`"));
-                list.callers.insert(Named::of(caller, identify.v6_prefix));
+                let named = Named::of(caller, identify.v6_prefix);
+                if allowed.is_some_and(|allowed| allowed.callers.contains(&named)) {
+                    self.allowed(node.place, "caller");
+                }
+                if !list.callers.insert(named) {
+                    match caller.parse::<Ipv6Addr>() {
+                        Ok(_) => self.same_caller(node.place),
+                        Err(_) => self.error(node.place, "this caller is there twice"),
+                    }
+                }
             }
             if let Some(node) = fields.get("network") {
                 let network = self.parsed(node, "a network", parse_network);
                 networks.extend(network.map(|network| (network, node.place)));
             }
         }
+        let mut seen = HashSet::new();
         for (network, place) in &networks {
-            self.listed_all(*place, *network, what == "`allow`");
+            self.listed_all(*place, *network, allowed.is_none());
+            if !seen.insert(*network) {
+                self.error(*place, "this network is there twice");
+            } else if allowed.is_some_and(|allowed| allowed.networks.holds(network)) {
+                self.allowed(*place, "network");
+            }
         }
         list.networks = networks.into_iter().map(|(network, _)| network).collect();
         list

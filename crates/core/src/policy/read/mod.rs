@@ -79,6 +79,9 @@ pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Pol
 /// What is right where callers are not known by their addresses.
 const KNOWN_BY_IP: &str = "add `ip` to `caller` in `identify`";
 
+/// What is right where a network stands for a caller.
+const OF_NETWORKS: &str = "limits by network are `match: { network: 10.0.0.0/8 }`";
+
 /// What can be used of a text that is of no use as a policy.
 pub(super) fn salvage(text: &str) -> Option<Policy> {
     let mut reader = Reader { mistakes: Mistakes::new(text), surroundings: &Anywhere };
@@ -151,8 +154,12 @@ impl Reader<'_> {
         let table = table.map(|node| self.table(node, &plan_names, &identify)).unwrap_or_default();
         let default_plan = self.default_plan(identify_fields.as_ref(), &plan_names);
         let jwt = self.jwt(identify_fields.as_ref(), &identify);
-        let allow = top.get("allow").map(|node| self.listed(node, "`allow`", &identify)).unwrap_or_default();
-        let block = top.get("block").map(|node| self.listed(node, "`block`", &identify)).unwrap_or_default();
+        let allow =
+            top.get("allow").map(|node| self.listed(node, "`allow`", &identify, None)).unwrap_or_default();
+        let block = top
+            .get("block")
+            .map(|node| self.listed(node, "`block`", &identify, Some(&allow)))
+            .unwrap_or_default();
         let answers = top.get("answers").map(|node| self.answers(node)).unwrap_or_default();
         let gateway = top.get("gateway").map(|node| self.gateway(node)).unwrap_or_default();
         let admin_listen = top.get("admin").and_then(|node| {

@@ -90,7 +90,7 @@ impl Quota {
 }
 
 impl Reader<'_> {
-    /// What a plan, a caller or a candidate has.
+    /// What a plan has.
     pub(super) fn quota(
         &mut self,
         node: &Node,
@@ -98,10 +98,21 @@ impl Reader<'_> {
         known: &'static [fields::Field],
     ) -> Option<Quota> {
         let fields = self.fields(node, what, known)?;
-        Some(self.quota_of(&fields, node.place))
+        let mut quota = self.quota_of(&fields, node.place);
+        let of_plan = [
+            ("rate", "50/s", matches!(quota.rates, Some(Rates::OfPlan))),
+            ("concurrency", "20", matches!(quota.concurrency, Some(Amount::OfPlan))),
+        ];
+        for (name, such_as, _) in of_plan.into_iter().filter(|(_, _, is_of_plan)| *is_of_plan) {
+            let place = fields.get(name).map_or(node.place, |node| node.place);
+            let message = format!("`{name}: plan` is for limiters: {what} must say how much");
+            self.error_with(place, message, format!("write `{name}: {such_as}`, or `{name}: unlimited`"));
+            quota.is_broken = true;
+        }
+        Some(quota)
     }
 
-    /// `5000/s` or `200`, for those who have nothing else to say.
+    /// `5000/s`, `[50/s, 1000/h]` or `200`, for those who have nothing else to say.
     pub(super) fn short_quota(&mut self, node: &Node, what: &str, kind: &str) -> Option<Quota> {
         match &node.value {
             Value::Text(text) if text.contains('/') => {
@@ -115,6 +126,14 @@ impl Reader<'_> {
                 concurrency: Some(Amount::Unlimited),
                 ..Quota::default()
             }),
+            Value::List(_) if kind == "rate" => {
+                let rates = Some(self.rates(node, None)?);
+                Some(Quota { place: node.place, rates, ..Quota::default() })
+            }
+            Value::List(_) if kind != "workers" => {
+                self.error_with(node.place, format!("{what} of `{kind}` is one number"), "write `200`");
+                None
+            }
             Value::Text(_) => {
                 let amount = self.parsed(node, what, quantity::whole)?;
                 let concurrency = Some(Amount::Of(amount));
@@ -168,6 +187,10 @@ impl Reader<'_> {
     fn burst(&mut self, fields: &Fields<'_>) -> Option<Burst> {
         let node = fields.get("burst")?;
         let count = self.parsed(node, "`burst`", quantity::whole)?;
+        if count == 0 {
+            self.error(node.place, "burst is 0: it must be from 1 on");
+            return None;
+        }
         Some(Burst { count, place: node.place })
     }
 

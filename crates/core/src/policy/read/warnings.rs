@@ -1,16 +1,17 @@
 //! What is legal and probably not meant.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ipnet::IpNet;
 
-use super::super::address::{ClientAddress, parse_network};
+use super::super::address::{AddressHeader, ClientAddress, parse_network};
 use super::super::condition::Condition;
 use super::super::document::{Node, Value};
 use super::super::identify::{Identify, Source};
 use super::super::mistakes::Place;
 use super::super::quantity::spelled;
 use super::super::{Cost, Kind, List, Mode, Part, StoreChoice};
+use super::OF_NETWORKS;
 use super::classes::{ReadClass, contradicts};
 use super::limiters::Drafted;
 use super::quotas::{Limits, Quota};
@@ -44,12 +45,13 @@ impl Reader<'_> {
         let timeout = known.timeout;
         self.unproxied(top, known, classes, drafts);
         self.believed(top, known.address);
+        self.idle_hops(top, known.address);
         self.idle_plans(top, known, classes, drafts);
         let is_enforced = self.mode(top) == Mode::Enforce;
         let unreachable = self.unreachable(classes);
         for draft in drafts {
             self.unmatched(draft, classes, &unreachable);
-            self.never_passing(draft);
+            self.never_passing(draft, classes);
             self.long_queue(draft, timeout);
             self.sampled(draft);
             if is_enforced {
@@ -134,6 +136,26 @@ impl Reader<'_> {
         }
     }
 
+    /// A number of proxies, where a header holds the address of the client and none of theirs.
+    fn idle_hops(&mut self, top: &Fields<'_>, address: &ClientAddress) {
+        if let (AddressHeader::Named(name), Some(place)) = (&address.header, top.place_of("trusted_hops")) {
+            let help = match top.get("trusted_proxies") {
+                Some(_) => "leave it out",
+                None => "name the networks of your proxies: `trusted_proxies: [10.0.0.0/8]`",
+            };
+            self.warn(place, format!("no proxies are counted in {name:?}: it holds one address"), help);
+        }
+    }
+
+    /// One of `block` that passes all the same.
+    pub(super) fn allowed(&mut self, place: Place, what: &str) {
+        self.warn(
+            place,
+            format!("this {what} is on `allow` as well, and passes"),
+            "`allow` goes before `block`: leave one of them out",
+        );
+    }
+
     /// Everybody passes, or nobody does.
     pub(super) fn listed_all(&mut self, place: Place, network: IpNet, is_allowed: bool) {
         if network.prefix_len() > 0 {
@@ -149,12 +171,15 @@ impl Reader<'_> {
         self.warn(place, format!("{network} is every address: {becomes}"), help);
     }
 
-    /// An address as the name of a caller, where no caller is known by its address.
+    /// An address as the name of a caller, where no caller is known by its address; and what is nearly one, where callers are.
     pub(super) fn addressed(&mut self, place: Place, name: &str, identify: &Identify, help: &str) {
         let is_asked = identify.caller.iter().any(|(source, _)| *source == Source::Ip);
         if !is_asked && name.parse::<IpAddr>().is_ok() {
             let message = format!("{name} is nobody: callers are not known by their addresses here");
             self.warn(place, message, help);
+        } else if let (true, Some(address)) = (is_asked, nearly_address(name)) {
+            let message = format!("{name} is taken for a name: it is no address");
+            self.warn(place, message, format!("write `{address}`"));
         }
     }
 
@@ -163,11 +188,7 @@ impl Reader<'_> {
         let is_asked = identify.caller.iter().any(|(source, _)| *source == Source::Ip);
         let stands_for = ["0", "0.0", "0.0.0", ":"];
         if is_asked && stands_for.iter().any(|some| pattern.replace('*', some).parse::<IpAddr>().is_ok()) {
-            self.warn(
-                place,
-                format!("{pattern} is of no address: patterns are of names"),
-                "limits by network are `match: { network: 10.0.0.0/8 }`",
-            );
+            self.warn(place, format!("{pattern} is of no address: patterns are of names"), OF_NETWORKS);
         }
     }
 
@@ -186,8 +207,13 @@ impl Reader<'_> {
         identify: &Identify,
     ) {
         let per = &draft.limiter.per;
-        let by_address = matches!(identify.caller.as_slice(), [(Source::Ip, _)]) && per.contains(&Part::Ip);
-        if draft.kind() == "workers" || per.contains(&Part::Caller) || by_address || quota.is_unlimited() {
+        // Where callers are told apart by one thing alone, so are buckets that are told apart by it.
+        let is_theirs = per.iter().any(|part| match (part, identify.caller.as_slice()) {
+            (Part::Caller, _) | (Part::Ip, [(Source::Ip, _)]) => true,
+            (Part::Header(part), [(Source::Header(name), _)]) => part == name,
+            _ => false,
+        });
+        if draft.kind() == "workers" || is_theirs || quota.is_unlimited() {
             return;
         }
         let whose = if per.is_empty() { "all callers share" } else { "callers share" };
@@ -285,19 +311,25 @@ impl Reader<'_> {
     }
 
     /// A request that costs more than there can ever be.
-    fn never_passing(&mut self, draft: &Drafted) {
+    fn never_passing(&mut self, draft: &Drafted, kinds: &[ReadClass]) {
+        let Some(least) = draft.limiter.choices.iter().flatten().map(Limit::capacity).min() else { return };
         let dearest = match &draft.limiter.cost {
             Cost::Fixed(cost) | Cost::Settled { estimate: cost, .. } => *cost,
             Cost::Given => 1,
             Cost::ByClass { classes, otherwise } => {
-                classes.iter().map(|(_, cost)| *cost).max().unwrap_or(0).max(*otherwise)
+                let is_dear = |(class, cost): &&(usize, u64)| *cost > least && sees(draft, *class, kinds);
+                let named = classes.iter().filter(is_dear).map(|(_, cost)| *cost).max().unwrap_or(0);
+                let mut others = (0..=kinds.len()).filter(|class| !classes.iter().any(|(of, _)| of == class));
+                match *otherwise > named.max(least) && others.any(|class| sees(draft, class, kinds)) {
+                    true => *otherwise,
+                    false => named,
+                }
             }
             // Without `max` nobody has said what is meant to pass.
             Cost::Header { otherwise, max: u64::MAX, .. } => *otherwise,
             Cost::Header { otherwise, max, .. } => *max.max(otherwise),
         };
-        let least = draft.limiter.choices.iter().flatten().map(Limit::capacity).min();
-        if let Some(least) = least.filter(|least| dearest > *least) {
+        if dearest > least {
             let message =
                 format!("a request that costs {dearest} never passes where there are {least} at once");
             let help = match draft.kind() {
@@ -389,6 +421,39 @@ pub(super) fn idle(limits: &[Limit]) -> Vec<(usize, usize)> {
         })
     };
     limits.iter().enumerate().filter_map(|(at, limit)| Some((at, decides(at, limit)?))).collect()
+}
+
+/// The address that was probably meant by what is none: one with a port, brackets, a zone, or zeros in front of its numbers.
+fn nearly_address(text: &str) -> Option<IpAddr> {
+    if text.parse::<IpAddr>().is_ok() {
+        return None;
+    }
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let bare = bare.split_once('%').map_or(bare, |(address, _)| address);
+    let (host, port) = bare.split_once(':').unwrap_or((bare, "0"));
+    let parts: Option<Vec<u8>> = host.split('.').map(decimal).collect();
+    let padded = parts.and_then(|parts| <[u8; 4]>::try_from(parts).ok()).map(Ipv4Addr::from);
+    let with_port = text.parse::<SocketAddr>().ok().map(|address| address.ip());
+    let padded = padded.filter(|_| port.parse::<u16>().is_ok()).map(IpAddr::V4);
+    bare.parse().ok().or(with_port).or(padded)
+}
+
+/// A number of an IPv4 address, with zeros in front of it or not.
+fn decimal(text: &str) -> Option<u8> {
+    let is_plain = (1..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_plain)
+}
+
+/// Whether requests of a class can be among those that a limiter is for.
+fn sees(draft: &Drafted, class: usize, kinds: &[ReadClass]) -> bool {
+    let matches = &draft.limiter.matches;
+    let can_be = |condition: &Condition| {
+        let only = Condition { classes: vec![class], ..condition.clone() };
+        (condition.classes.is_empty() || condition.classes.contains(&class))
+            && !only.is_impossible()
+            && !contradicts(&only, kinds)
+    };
+    matches.is_empty() || matches.iter().any(can_be)
 }
 
 /// Whether every peer is taken for a proxy.
