@@ -143,6 +143,7 @@ fn main() -> ExitCode {
         admits("admit, the same four by a policy", DEMO, CALLERS),
         admits("admit, 1 caller", DEMO, 1),
         admits("admit, 1,000,000 callers", DEMO, 1_000_000),
+        admits("admit, 1 plan and 1 override more", &wide(1, 1), CALLERS),
         admits("admit, 1,000 plans more", &wide(1000, 1), CALLERS),
         admits("admit, 10,000 overrides", &wide(1, 10_000), CALLERS),
         admits("admit, 1 rate", &many(1), CALLERS),

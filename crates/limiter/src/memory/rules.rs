@@ -78,6 +78,8 @@ pub(crate) struct Family {
     /// Whether there ever was a member, and more than one.
     inhabited: AtomicBool,
     shared: AtomicBool,
+    /// Whether states of a member are words of the table.
+    has_words: AtomicBool,
 }
 
 impl Family {
@@ -89,6 +91,7 @@ impl Family {
             next_floored: AtomicUsize::new(0),
             inhabited: AtomicBool::new(false),
             shared: AtomicBool::new(false),
+            has_words: AtomicBool::new(false),
         }
     }
 }
@@ -159,6 +162,11 @@ impl Record {
     /// Whether a key may have states under other rules of the family.
     pub(crate) fn has_siblings(&self) -> bool {
         self.family.shared.load(Ordering::Acquire)
+    }
+
+    /// Whether a key may have states in the table under other rules of the family.
+    pub(crate) fn has_siblings_in_table(&self) -> bool {
+        self.has_siblings() && self.family.has_words.load(Ordering::Acquire)
     }
 
     /// The state in one of this record's words.
@@ -290,6 +298,9 @@ impl Rules {
             is_floored: AtomicBool::new(false),
         });
         let added = self.records.push(Arc::clone(&record)) as u32;
+        if in_table {
+            family.has_words.store(true, Ordering::Release);
+        }
         if family.inhabited.swap(true, Ordering::AcqRel) {
             family.shared.store(true, Ordering::Release);
         }

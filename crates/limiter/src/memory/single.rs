@@ -220,7 +220,7 @@ impl MemoryStore {
         target: Target<'_>,
         call: Call,
     ) -> Result<Outcome, StoreError> {
-        let elsewhere = |moves| match target.record.has_siblings() {
+        let elsewhere = |moves| match target.record.has_siblings_in_table() {
             true => Elsewhere {
                 state: self.adopt_from_table(target, call.now, moves),
                 floor: self.floor_in_table(target, call.now),
