@@ -56,6 +56,9 @@ impl Future for Answering {
     }
 }
 
+/// An answer in the place of the service, and the request whose body nobody wants.
+type Instead = (Response<AnswerBody>, Request<Incoming>);
+
 impl Answering {
     /// An answer in the place of the service, to a request whose body nobody wants.
     fn instead(answer: Response<AnswerBody>, request: Request<Incoming>) -> Self {
@@ -195,7 +198,7 @@ impl Asked {
         permit: Permit<AnyStore>,
         upstream: Option<usize>,
         now: Instant,
-    ) -> Result<Passing, Box<(Response<AnswerBody>, Request<Incoming>)>> {
+    ) -> Result<Passing, Box<Instead>> {
         let Self { worker, connection, site, client, mut request, mut track } = self;
         note_decision(&mut track, &permit);
         let is_grpc = is_grpc(request.headers());
