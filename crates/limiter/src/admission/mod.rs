@@ -359,8 +359,8 @@ impl<S: Store + 'static> LimiterBuilder<S> {
     }
 
     /// The limiter. What is unwise about its policy is logged (`tracing`), but for one that came by
-    /// [`read_policy`](Self::read_policy): whoever read it was told. Within a tokio runtime it samples utilization and renews leases there; outside of one,
-    /// [`Limiter::tend`] does.
+    /// [`read_policy`](Self::read_policy): whoever read it was told. Within a tokio runtime it samples utilization and
+    /// renews leases there; outside of one, [`Limiter::tend`] does.
     pub fn build(mut self) -> Result<Limiter<S>, PolicyError> {
         let policy = self.given()?;
         let lasting = Lasting::default();

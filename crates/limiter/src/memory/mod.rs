@@ -168,7 +168,7 @@ impl MemoryStore {
     }
 
     /// From now on the rule means another limit. What was used under the old one stays used; each key is
-    /// converted when it is next seen. A change leaves some 200 bytes behind, beside the ceiling.
+    /// converted when it is next seen. A change leaves some 400 bytes behind, beside the ceiling.
     ///
     /// ```
     /// # use tollgate::{MemoryStore, Quota};
