@@ -25,13 +25,4 @@ impl Alarm {
         }
         false
     }
-
-    /// Has the task woken at some time, by then at the latest.
-    pub(super) fn rings_some_time(&mut self, latest: impl FnOnce() -> Instant, context: &mut Context<'_>) {
-        let deadline = match &self.0 {
-            Some(timer) if !timer.is_elapsed() => timer.deadline(),
-            _ => latest(),
-        };
-        let _ = self.rings(deadline, context);
-    }
 }

@@ -16,8 +16,10 @@ use tokio::time::{Instant, Sleep};
 
 use super::doing::{Held, Progress, Streaming};
 use super::fields;
+use super::http1::{ClientBody, ServerBody};
 use super::site::Times;
 use super::track::Track;
+use super::tunnel::Tunnel;
 
 /// What was wrong with the body of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,18 +80,102 @@ pub(super) enum BrokenOff {
     TooLarge,
     #[error("the body did not come in time")]
     Slow,
+    #[error("the connection was closed in the middle of the body")]
+    Closed,
+    #[error("the body is no HTTP")]
+    Malformed,
+    #[error("the body is longer or shorter than was said")]
+    Length,
     #[error("{0}")]
-    Connection(#[from] hyper::Error),
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Http2(#[from] hyper::Error),
+}
+
+/// The body of a request, as it comes from the client.
+pub(super) enum AskingBody {
+    Empty,
+    Http1(ClientBody),
+    Http2(Incoming),
+}
+
+impl Body for AskingBody {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        match self.get_mut() {
+            Self::Empty => Poll::Ready(None),
+            Self::Http1(body) => Pin::new(body).poll_frame(context),
+            Self::Http2(body) => Pin::new(body).poll_frame(context).map_err(BrokenOff::from),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Http1(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Empty => SizeHint::with_exact(0),
+            Self::Http1(body) => body.size_hint(),
+            Self::Http2(body) => body.size_hint(),
+        }
+    }
+}
+
+/// The body of an answer, as it comes from the server.
+pub(super) enum PassedBody {
+    Http1(ServerBody),
+    Http2(Incoming),
+}
+
+impl Body for PassedBody {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        match self.get_mut() {
+            Self::Http1(body) => Pin::new(body).poll_frame(context),
+            Self::Http2(body) => Pin::new(body).poll_frame(context).map_err(BrokenOff::from),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http1(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http1(body) => body.size_hint(),
+            Self::Http2(body) => body.size_hint(),
+        }
+    }
 }
 
 /// The body of a request, for the server.
+#[derive(Default)]
 pub(super) enum AskedBody {
+    #[default]
     Empty,
     Streamed(Box<Streamed>),
 }
 
 pub(super) struct Streamed {
-    body: Incoming,
+    body: AskingBody,
     /// How much more may come.
     room: Option<u64>,
     seen: u64,
@@ -102,7 +188,7 @@ pub(super) struct Streamed {
 }
 
 impl AskedBody {
-    pub(super) fn new(body: Incoming, room: Option<u64>, times: Times) -> (Self, Option<Arc<Sending>>) {
+    pub(super) fn new(body: AskingBody, room: Option<u64>, times: Times) -> (Self, Option<Arc<Sending>>) {
         if body.is_end_stream() {
             return (Self::Empty, None);
         }
@@ -160,7 +246,7 @@ impl Streamed {
             }
             Some(Err(error)) => {
                 self.sending.fails(Trouble::Gone);
-                Some(Err(error.into()))
+                Some(Err(error))
             }
             None => None,
         })
@@ -234,7 +320,9 @@ enum Kind {
     /// Of our own, and what becomes of its request.
     Text(Bytes, Option<Track>),
     /// From the server, and how long is waited for more of it.
-    Passed { body: Incoming, patience: Duration, timer: Option<Pin<Box<Sleep>>> },
+    Passed { body: PassedBody, patience: Duration, timer: Option<Pin<Box<Sleep>>> },
+    /// Nothing, behind which the connection goes on in another way.
+    Tunnel(Option<Box<Tunnel>>),
 }
 
 /// What lasts as long as an answer.
@@ -251,12 +339,24 @@ impl AnswerBody {
         Self { kind: Kind::Text(text, Some(track)), carried: None }
     }
 
-    /// Nothing at all, behind which the connection goes on in another way.
-    pub(super) fn none() -> Self {
-        Self { kind: Kind::Text(Bytes::new(), None), carried: None }
+    pub(super) fn tunnel(tunnel: Tunnel) -> Self {
+        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), carried: None }
     }
 
-    pub(super) fn passed(body: Incoming, patience: Duration, carried: Box<Carried>) -> Self {
+    /// What the connection goes on with, if that is no HTTP.
+    pub(super) fn into_tunnel(mut self) -> Option<Box<Tunnel>> {
+        match &mut self.kind {
+            Kind::Tunnel(tunnel) => tunnel.take(),
+            _ => None,
+        }
+    }
+
+    /// Whoever asked wants to know of it, and not to have it.
+    pub(super) fn is_not_sent(&mut self) {
+        self.end(true);
+    }
+
+    pub(super) fn passed(body: PassedBody, patience: Duration, carried: Box<Carried>) -> Self {
         let mut passed = Self { kind: Kind::Passed { body, patience, timer: None }, carried: Some(carried) };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
@@ -280,8 +380,11 @@ impl AnswerBody {
         drop(held.permit.take());
         let now = Instant::now();
         carried.track.ended(is_whole, now);
-        if let (true, Some(lent)) = (is_whole, held.lent.take()) {
-            lent.back(now);
+        if let (true, Some(lent), Kind::Passed { body: PassedBody::Http1(body), .. }) =
+            (is_whole, held.lent.take(), &mut self.kind)
+            && let Some(idle) = body.idle()
+        {
+            lent.back(idle, now);
         }
     }
 }
@@ -305,6 +408,7 @@ impl Body for AnswerBody {
                 return Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))));
             }
             Kind::Passed { body, patience, timer } => (body, *patience, timer),
+            Kind::Tunnel(_) => return Poll::Ready(None),
         };
         let frame = Pin::new(&mut *body).poll_frame(context);
         let progress = this.carried.as_ref().and_then(|carried| carried.progress.as_ref());
@@ -351,11 +455,12 @@ impl Body for AnswerBody {
                 this.end(false);
             }
         }
-        frame.map_err(BrokenOff::from)
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
+            Kind::Tunnel(_) => true,
             Kind::Text(text, _) => text.is_empty(),
             Kind::Passed { body, .. } => body.is_end_stream(),
         }
@@ -363,6 +468,7 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
+            Kind::Tunnel(_) => SizeHint::with_exact(0),
             Kind::Text(text, _) => SizeHint::with_exact(text.len() as u64),
             Kind::Passed { body, .. } => body.size_hint(),
         }

@@ -1,26 +1,29 @@
 //! One connection with a client, from its first byte to its last.
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::body::AnswerBody;
+use super::body::{AnswerBody, AskingBody};
 use super::calm::Calm;
 use super::doing::Doing;
 use super::fields;
-use super::guard::Guard;
+use super::http1::{self, Ended, Stream, Wire};
 use super::proxy_protocol::{self, Header};
 use super::request::{self, Answering};
 use super::stream::Rewound;
@@ -74,7 +77,10 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     connection.tls_client = session.peer_certificates().and_then(|chain| super::tls::name_of(chain.first()?));
     match session.alpn_protocol() == Some(b"h2") {
         true => serve_http2(worker, stream, connection).await,
-        false => serve_http1(worker, stream, connection).await,
+        false => {
+            let wire = Wire::new(Stream::Client(Box::new(stream)), BytesMut::new());
+            serve_http1(worker, wire, connection).await;
+        }
     }
 }
 
@@ -136,13 +142,16 @@ async fn begin(worker: Arc<Worker>, mut stream: Rewound<TcpStream>, connection: 
     });
     match looked.await {
         Ok(Some(true)) => serve_http2(worker, stream, connection).await,
-        Ok(Some(false)) => serve_http1(worker, stream, connection).await,
+        Ok(Some(false)) => {
+            let (beginning, stream) = stream.into_parts();
+            serve_http1(worker, Wire::new(Stream::Plain(stream), beginning), connection).await;
+        }
         // Nothing came, or not in time.
         _ => {}
     }
 }
 
-/// Requests of one connection.
+/// Requests of one connection over HTTP/2.
 #[derive(Clone)]
 struct Edge {
     worker: Arc<Worker>,
@@ -155,54 +164,53 @@ impl Service<Request<Incoming>> for Edge {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
-        request::answer(&self.worker, &self.connection, request)
+        request::answer(&self.worker, &self.connection, request.map(AskingBody::Http2))
     }
 }
 
-async fn serve_http1<T>(worker: Arc<Worker>, stream: T, connection: Connection)
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
     let site = worker.shared.site.load_full();
     let doing = Arc::clone(&connection.doing);
     let client = connection.peer.ip();
-    let guard = Guard::new(stream, Arc::clone(&doing), site.times.head, site.times.idle);
-    let edge = Edge { worker: Arc::clone(&worker), connection: Arc::new(connection) };
-    let served = http1::Builder::new()
-        .half_close(false)
-        .max_buf_size(site.max_head.max(64 << 10) + (8 << 10))
-        .max_header_size(site.max_head)
-        .serve_connection(TokioIo::new(guard), edge)
-        .with_upgrades();
-    let mut served = pin!(served);
+    let drain = worker.shared.drain.clone();
+    let times = http1::Times { head: site.times.head, idle: site.times.idle, write: site.times.body };
+    let served = http1::Connection::new(wire, times, site.max_head, drain.clone());
+    let connection = Arc::new(connection);
+    let mut served = pin!(served.serve(|request| request::answer(&worker, &connection, request)));
     let tick_every = TICK.min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
-    let mut ends = pin!(worker.shared.drain.cancelled());
-    let mut is_ending = false;
-    loop {
-        tokio::select! {
-            biased;
-            ended = served.as_mut() => {
-                if let Err(error) = ended {
-                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
-                    // What never became a request: hyper has answered it, and nobody else knows of it.
-                    if error.is_parse() && doing.is_idle() {
-                        worker.shared.watch.malformed(client, if error.is_parse_too_large() { 431 } else { 400 });
-                    }
-                }
-                return;
+    let mut ends = pin!(drain.cancelled());
+    // Both wake this task when it is time, and need not be asked each time that something else does.
+    let mut is_set = false;
+    let ended = poll_fn(|context| {
+        loop {
+            if let Poll::Ready(ended) = served.as_mut().poll(context) {
+                return Poll::Ready(ended);
             }
-            () = ends.as_mut(), if !is_ending => {
-                is_ending = true;
-                served.as_mut().graceful_shutdown();
+            if is_set && !tick.is_elapsed() {
+                return Poll::Pending;
             }
-            () = tick.as_mut() => {
+            while tick.as_mut().poll(context).is_ready() {
                 if doing.is_stuck(&site.times) {
-                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
-                    return;
+                    return Poll::Ready(Ended::Badly);
                 }
-                tick.as_mut().reset(tokio::time::Instant::now() + tick_every);
+                tick.as_mut().reset(Instant::now() + tick_every);
             }
+            if is_set || ends.as_mut().poll(context).is_pending() {
+                is_set = true;
+                return Poll::Pending;
+            }
+            is_set = true;
+        }
+    });
+    let counts = &worker.shared.watch.counts;
+    match ended.await {
+        Ended::Well => {}
+        Ended::Badly => counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore(),
+        // Nobody else knows of it.
+        Ended::Malformed(status) => {
+            counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+            worker.shared.watch.malformed(client, status.as_u16());
         }
     }
 }
@@ -229,7 +237,7 @@ where
     let tick_every = TICK.min(site.times.idle).min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
     let mut ends = pin!(worker.shared.drain.cancelled());
-    let (mut is_ending, mut served_before, mut idle_since) = (false, 0, tokio::time::Instant::now());
+    let (mut is_ending, mut served_before, mut idle_since) = (false, 0, Instant::now());
     loop {
         tokio::select! {
             biased;
@@ -248,7 +256,7 @@ where
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
-                let now = tokio::time::Instant::now();
+                let now = Instant::now();
                 let requests = doing.served.load(Ordering::Relaxed);
                 if !doing.is_idle() || requests != served_before {
                     (served_before, idle_since) = (requests, now);

@@ -1,7 +1,7 @@
 //! What a connection is doing: requests in progress, and clients that do not take what is there for them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,8 +19,6 @@ pub(super) struct Doing {
     pub(super) requests: AtomicU32,
     /// Requests that there have been.
     pub(super) served: AtomicU64,
-    /// Whether it speaks another protocol from here on.
-    pub(super) is_upgraded: AtomicBool,
     /// Answers that come in many pieces.
     streaming: Mutex<Vec<Arc<Progress>>>,
     /// What the last request has waited with, for the next.
@@ -33,7 +31,6 @@ impl Default for Doing {
         Self {
             requests: AtomicU32::new(0),
             served: AtomicU64::new(0),
-            is_upgraded: AtomicBool::new(false),
             streaming: Mutex::default(),
             alarm: Mutex::default(),
             begun: Instant::now(),

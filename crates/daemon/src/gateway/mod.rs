@@ -10,8 +10,8 @@ mod connection;
 mod counts;
 mod doing;
 mod fields;
-mod guard;
 mod health;
+mod http1;
 mod pool;
 mod problem;
 mod proxy_protocol;
@@ -32,6 +32,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tollgate::Limiter;
@@ -46,6 +47,8 @@ use crate::store::AnyStore;
 
 /// How long those are seen to who came just before the end.
 const MOMENT: Duration = Duration::from_millis(100);
+/// How often it is looked after connections that nobody uses.
+const TIDY: Duration = Duration::from_secs(5);
 
 /// What all workers share.
 pub(crate) struct Shared {
@@ -230,6 +233,17 @@ impl Shared {
     }
 }
 
+/// Closes connections with servers that are of no more use.
+async fn tidy(worker: Arc<Worker>) {
+    loop {
+        tokio::time::sleep(TIDY).await;
+        let site = worker.shared.site.load_full();
+        for server in site.upstreams.iter().flat_map(|upstream| &upstream.servers) {
+            server.tidy(worker.number, Instant::now());
+        }
+    }
+}
+
 /// Serves connections until no more come and the last has ended.
 async fn work(
     worker: Arc<Worker>,
@@ -245,6 +259,7 @@ async fn work(
         }
     }
     let tracker = tokio_util::task::TaskTracker::new();
+    tokio::spawn(tidy(Arc::clone(&worker)));
     while let Some((stream, peer)) = taken.recv().await {
         worker.shared.watch.counts.open.fetch_add(1, Ordering::Relaxed);
         let counted = Open(Arc::clone(&open), Arc::clone(&worker.shared));

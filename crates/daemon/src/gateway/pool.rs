@@ -8,8 +8,7 @@ use std::time::Duration;
 use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
@@ -18,8 +17,8 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tollgate_core::policy::{self, Protocol};
 
-use super::body::AskedBody;
-use super::stream::Plain;
+use super::body::{AskedBody, PassedBody};
+use super::http1::{self, Exchange, Stream};
 use super::tls::Trust;
 
 /// Connections that nobody has used for so long are closed: most servers close theirs after a minute.
@@ -106,13 +105,12 @@ struct Shelf {
 }
 
 struct Idle {
-    sender: http1::SendRequest<AskedBody>,
+    exchange: Box<Exchange>,
     since: Instant,
 }
 
-/// A connection for the length of one answer.
+/// A server for the length of one answer.
 pub(super) struct Lent {
-    sender: Option<http1::SendRequest<AskedBody>>,
     server: Arc<Server>,
     worker: usize,
     in_flight: Arc<AtomicU64>,
@@ -121,20 +119,13 @@ pub(super) struct Lent {
 impl Lent {
     fn new(server: &Arc<Server>, upstream: &Upstream, worker: usize) -> Self {
         upstream.in_flight.fetch_add(1, Ordering::AcqRel);
-        Self { sender: None, server: Arc::clone(server), worker, in_flight: Arc::clone(&upstream.in_flight) }
+        Self { server: Arc::clone(server), worker, in_flight: Arc::clone(&upstream.in_flight) }
     }
 
-    /// It can be used again.
-    pub(super) fn back(mut self, since: Instant) {
-        if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed())
-            && let Some(shelf) = self.server.shelves.get(self.worker)
-        {
-            let mut idle = shelf.http1.lock();
-            // What lies at the bottom has not been used since there was less to do.
-            if idle.first().is_some_and(|oldest| since - oldest.since > FORGOTTEN) {
-                idle.remove(0);
-            }
-            idle.push(Idle { sender, since });
+    /// Its connection can be used again.
+    pub(super) fn back(self, exchange: Box<Exchange>, since: Instant) {
+        if let Some(shelf) = self.server.shelves.get(self.worker) {
+            shelf.http1.lock().push(Idle { exchange, since });
         }
     }
 
@@ -246,12 +237,13 @@ impl Server {
                         "its name is none that TLS knows",
                     ));
                 }
-                None => Stream::Plain(Plain::new(tcp)),
+                None => Stream::Plain(tcp),
                 Some(tls) if manner.is_upgrade => {
-                    Stream::Tls(Box::new(tls.http1_connector.connect(tls.name.clone(), tcp).await?))
+                    Stream::Server(Box::new(tls.http1_connector.connect(tls.name.clone(), tcp).await?))
                 }
                 Some(tls) => {
-                    let stream = Stream::Tls(Box::new(tls.connector.connect(tls.name.clone(), tcp).await?));
+                    let stream =
+                        Stream::Server(Box::new(tls.connector.connect(tls.name.clone(), tcp).await?));
                     self.prefers_http2.store(stream.has_agreed_on(b"h2"), Ordering::Relaxed);
                     stream
                 }
@@ -265,64 +257,17 @@ impl Server {
     }
 }
 
-/// A connection with a server.
-enum Stream {
-    Plain(Plain<TcpStream>),
-    Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
-}
-
-impl Stream {
-    /// Whether both sides have said that they will speak this.
-    fn has_agreed_on(&self, protocol: &[u8]) -> bool {
-        match self {
-            Self::Plain(_) => false,
-            Self::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(protocol),
-        }
-    }
-}
-
-/// Uses what the stream is, whatever that is.
-macro_rules! with_stream {
-    ($stream:expr, |$io:ident| $made:expr) => {
-        match $stream {
-            Stream::Plain(stream) => {
-                let $io = TokioIo::new(stream);
-                $made
-            }
-            Stream::Tls(stream) => {
-                let $io = TokioIo::new(stream);
-                $made
-            }
-        }
-    };
-}
-
-async fn http1_of(stream: Stream, for_upgrade: bool) -> hyper::Result<http1::SendRequest<AskedBody>> {
-    with_stream!(stream, |io| {
-        let (sender, connection) = http1::Builder::new().handshake(io).await?;
-        // Those that change their protocol go on after their answer.
-        if for_upgrade {
-            tokio::spawn(connection.with_upgrades());
-        } else {
-            tokio::spawn(connection);
-        }
-        Ok(sender)
-    })
-}
-
 async fn http2_of(stream: Stream) -> hyper::Result<http2::SendRequest<AskedBody>> {
-    with_stream!(stream, |io| {
-        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .keep_alive_interval(Duration::from_secs(20))
-            .keep_alive_timeout(Duration::from_secs(10))
-            .initial_stream_window_size(1 << 20)
-            .initial_connection_window_size(4 << 20)
-            .handshake(io)
-            .await?;
-        tokio::spawn(connection);
-        Ok(sender)
-    })
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    tokio::spawn(connection);
+    Ok(sender)
 }
 
 /// How a request is to be passed on.
@@ -340,28 +285,24 @@ impl Upstream {
     /// was sent on a connection that its server had closed meanwhile. Nothing else is.
     pub(super) async fn pass(
         &self,
-        mut request: Request<AskedBody>,
+        request: &mut Request<AskedBody>,
         manner: Manner,
-    ) -> Result<(Response<Incoming>, Lent), Failed> {
+    ) -> Result<(Response<PassedBody>, Lent), Failed> {
         let mut last = Failed::Unreachable("there is no server".to_owned());
         for tried in 0..self.servers.len().max(1) {
             let Some(server) = self.pick(tried) else { break };
-            let mut lent = Lent::new(server, self, manner.worker);
+            let lent = Lent::new(server, self, manner.worker);
             let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
                 true => Box::pin(server.pass_http2(request, manner)).await,
                 false => server.pass_http1(request, manner).await,
             };
             match passed {
-                Ok((response, sender)) => {
-                    lent.sender = sender;
-                    return Ok((response, lent));
-                }
+                Ok(response) => return Ok((response, lent)),
                 Err((failed, again)) => {
                     tracing::debug!(server = %server.address, ?failed, "a request was not passed on");
                     last = failed;
-                    match again {
-                        Some(again) => request = again,
-                        None => break,
+                    if again == Again::Never {
+                        break;
                     }
                 }
             }
@@ -370,30 +311,25 @@ impl Upstream {
     }
 }
 
-/// What went wrong, and the request, if it may be tried again.
-type Again = (Failed, Option<Request<AskedBody>>);
-/// An answer, and the connection that it comes from if nobody else can use that meanwhile.
-type Answered = (Response<Incoming>, Option<http1::SendRequest<AskedBody>>);
+/// Whether a request that was not passed on may be tried again: if the server has not begun with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Again {
+    Elsewhere,
+    Never,
+}
+
+type Passed = Result<Response<PassedBody>, (Failed, Again)>;
 
 impl Server {
-    async fn pass_http1(&self, mut request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
-        name_host_in_field(&mut request, &self.address);
-        while let Some(mut sender) = self.idle(manner) {
-            let copy = repeatable(&request);
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok((response, Some(sender))),
-                Err(mut error) => match error.take_message() {
-                    Some(again) => request = again,
-                    None => {
-                        let error = error.into_error();
-                        // One more try, on a connection that is certainly new; none if there was an answer of some kind.
-                        let Some(again) = copy.filter(|_| !error.is_parse()) else {
-                            return Err((Failed::Broken(told(&error)), None));
-                        };
-                        request = again;
-                        break;
-                    }
-                },
+    async fn pass_http1(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
+        name_host_in_field(request, &self.address);
+        while let Some(exchange) = self.idle(manner) {
+            match exchange.ask(request).await {
+                Ok(answered) => return Ok(joined(answered)),
+                Err(broken) if broken.is_unsent => {}
+                // One more try, on a connection that is certainly new; none if there was an answer of some kind.
+                Err(broken) if broken.is_unanswered && is_repeatable(request) => break,
+                Err(broken) => return Err((Failed::Broken(broken.to_string()), Again::Never)),
             }
         }
         // On the heap: what connects is large, and hardly ever needed.
@@ -401,10 +337,10 @@ impl Server {
     }
 
     /// Passes a request on over a new connection.
-    async fn pass_anew(&self, request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
+    async fn pass_anew(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
         let stream = match self.connect(manner).await {
             Ok(stream) => stream,
-            Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
+            Err(error) => return Err((Failed::Unreachable(error.to_string()), Again::Elsewhere)),
         };
         if stream.has_agreed_on(b"h2")
             && let Some(shelf) = self.shelves.get(manner.worker)
@@ -412,58 +348,57 @@ impl Server {
             // That turns out with the first connection.
             match http2_of(stream).await {
                 Ok(sender) => *shelf.http2.lock().await = Some(sender),
-                Err(error) => return Err((Failed::Unreachable(told(&error)), Some(request))),
+                Err(error) => return Err((Failed::Unreachable(told(&error)), Again::Elsewhere)),
             }
             return self.pass_http2(request, manner).await;
         }
-        self.pass_on(stream, request, manner).await
+        self.pass_on(stream, request).await
     }
 
     /// Passes a request on over a new connection of HTTP/1.1.
-    async fn pass_on(
-        &self,
-        stream: Stream,
-        mut request: Request<AskedBody>,
-        manner: Manner,
-    ) -> Result<Answered, Again> {
-        name_host_in_field(&mut request, &self.address);
-        let mut sender = match http1_of(stream, manner.is_upgrade).await {
-            Ok(sender) => sender,
-            Err(error) => return Err((Failed::Unreachable(error.to_string()), Some(request))),
-        };
-        match sender.try_send_request(request).await {
-            Ok(response) => Ok((response, Some(sender))),
-            Err(mut error) => {
-                let again = error.take_message();
-                Err((Failed::Broken(told(&error.into_error())), again))
+    async fn pass_on(&self, stream: Stream, request: &mut Request<AskedBody>) -> Passed {
+        name_host_in_field(request, &self.address);
+        match Exchange::new(stream).ask(request).await {
+            Ok(answered) => Ok(joined(answered)),
+            Err(broken) => {
+                let again = if broken.is_unsent { Again::Elsewhere } else { Again::Never };
+                Err((Failed::Broken(broken.to_string()), again))
             }
         }
     }
 
     /// A connection that is not in use.
-    fn idle(&self, manner: Manner) -> Option<http1::SendRequest<AskedBody>> {
+    fn idle(&self, manner: Manner) -> Option<Box<Exchange>> {
         if manner.is_upgrade {
             return None;
         }
         let mut idle = self.shelves.get(manner.worker)?.http1.lock();
         loop {
-            let Idle { sender, since } = idle.pop()?;
+            let Idle { mut exchange, since } = idle.pop()?;
             if manner.now.saturating_duration_since(since) > FORGOTTEN {
                 // All below are older.
                 idle.clear();
                 return None;
             }
-            if sender.is_ready() {
-                return Some(sender);
+            if exchange.is_usable() {
+                return Some(exchange);
             }
         }
     }
 
-    async fn pass_http2(&self, request: Request<AskedBody>, manner: Manner) -> Result<Answered, Again> {
+    /// Closes connections of a worker that nobody has used for long, and those that the server has closed.
+    pub(super) fn tidy(&self, worker: usize, now: Instant) {
+        if let Some(shelf) = self.shelves.get(worker) {
+            shelf.http1.lock().retain_mut(|idle| {
+                now.saturating_duration_since(idle.since) <= FORGOTTEN && idle.exchange.is_usable()
+            });
+        }
+    }
+
+    async fn pass_http2(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
         let Some(shelf) = self.shelves.get(manner.worker) else {
-            return Err((Failed::Unreachable("there is no such worker".to_owned()), Some(request)));
+            return Err((Failed::Unreachable("there is no such worker".to_owned()), Again::Elsewhere));
         };
-        let mut request = request;
         for _ in 0..2 {
             let (mut sender, is_fresh) = {
                 // Whoever comes meanwhile waits for this connection instead of making another.
@@ -474,34 +409,34 @@ impl Server {
                         let stream = match self.connect(manner).await {
                             Ok(stream) => stream,
                             Err(error) => {
-                                return Err((Failed::Unreachable(error.to_string()), Some(request)));
+                                return Err((Failed::Unreachable(error.to_string()), Again::Elsewhere));
                             }
                         };
                         if stream.has_agreed_on(b"http/1.1") {
                             // It has another opinion than before.
                             drop(kept);
-                            return self.pass_on(stream, request, manner).await;
+                            return self.pass_on(stream, request).await;
                         }
                         match http2_of(stream).await {
                             Ok(sender) => (kept.insert(sender).clone(), true),
                             Err(error) => {
-                                return Err((Failed::Unreachable(error.to_string()), Some(request)));
+                                return Err((Failed::Unreachable(error.to_string()), Again::Elsewhere));
                             }
                         }
                     }
                 }
             };
-            name_host_in_target(&mut request, &self.address);
-            let copy = repeatable(&request);
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok((response, None)),
+            name_host_in_target(request, &self.address);
+            let copy = is_repeatable(request).then(|| copy_of(request));
+            match sender.try_send_request(std::mem::take(request)).await {
+                Ok(response) => return Ok(response.map(PassedBody::Http2)),
                 Err(mut error) => match error.take_message().or(copy.filter(|_| !is_fresh)) {
-                    Some(again) => request = again,
-                    None => return Err((Failed::Broken(told(&error.into_error())), None)),
+                    Some(again) => *request = again,
+                    None => return Err((Failed::Broken(told(&error.into_error())), Again::Never)),
                 },
             }
         }
-        Err((Failed::Broken("the connection was closed twice".to_owned()), None))
+        Err((Failed::Broken("the connection was closed twice".to_owned()), Again::Never))
     }
 }
 
@@ -515,10 +450,10 @@ impl Server {
         let now = Instant::now();
         let manner = Manner { worker, is_grpc: false, is_upgrade: false, connect_timeout: patience, now };
         let answered = match self.speaks_http2(false) {
-            true => self.pass_http2(request, manner).await,
-            false => self.pass_http1(request, manner).await,
+            true => self.pass_http2(&mut request, manner).await,
+            false => self.pass_http1(&mut request, manner).await,
         };
-        answered.ok().map(|(response, _)| response.status())
+        answered.ok().map(|response| response.status())
     }
 }
 
@@ -563,18 +498,25 @@ fn told(error: &hyper::Error) -> String {
     }
 }
 
-/// A copy of a request that does no harm when it is made twice.
-fn repeatable(request: &Request<AskedBody>) -> Option<Request<AskedBody>> {
-    let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
-    if !is_safe || !request.body().is_empty() {
-        return None;
-    }
+/// Whether a request does no harm when it is made twice.
+fn is_repeatable(request: &Request<AskedBody>) -> bool {
+    request.body().is_empty()
+        && matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE)
+}
+
+/// A copy of a request without a body.
+fn copy_of(request: &Request<AskedBody>) -> Request<AskedBody> {
     let mut copy = Request::new(AskedBody::Empty);
     *copy.method_mut() = request.method().clone();
     *copy.uri_mut() = request.uri().clone();
     *copy.version_mut() = request.version();
     copy.headers_mut().clone_from(request.headers());
-    Some(copy)
+    copy
+}
+
+/// An answer with its body.
+fn joined((response, body): http1::Answered) -> Response<PassedBody> {
+    response.map(|()| PassedBody::Http1(body))
 }
 
 /// What a server is called in `Host`, where a request has named none.

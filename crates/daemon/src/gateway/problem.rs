@@ -11,6 +11,8 @@ use tollgate_core::answer::grpc_message;
 pub(super) enum Problem {
     /// The request is no request.
     Malformed(&'static str),
+    /// Its head is larger than it may be, or has too many fields.
+    HeadTooLarge,
     /// Its body is larger than it may be.
     TooLarge,
     /// Its body did not come in time.
@@ -29,6 +31,7 @@ impl Problem {
     fn status(self) -> StatusCode {
         match self {
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::NoTunnel => StatusCode::METHOD_NOT_ALLOWED,
@@ -42,6 +45,7 @@ impl Problem {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Malformed(_) => "malformed",
+            Self::HeadTooLarge => "head-too-large",
             Self::TooLarge => "too-large",
             Self::Slow => "slow",
             Self::NoTunnel => "no-tunnel",
@@ -54,6 +58,9 @@ impl Problem {
     fn detail(self) -> &'static str {
         match self {
             Self::Malformed(detail) => detail,
+            Self::HeadTooLarge => {
+                "The head of the request is larger than this service accepts, or has too many fields."
+            }
             Self::TooLarge => "The body of the request is larger than this service accepts.",
             Self::Slow => "The body of the request did not come in time.",
             Self::NoTunnel => "This gateway makes no tunnels: CONNECT is for proxies of clients.",
@@ -91,7 +98,7 @@ impl Problem {
 
     /// What is left of the body may be anything: nothing more is read from here.
     fn close(self, headers: &mut HeaderMap) {
-        if matches!(self, Self::Malformed(_) | Self::TooLarge | Self::Slow) {
+        if matches!(self, Self::Malformed(_) | Self::HeadTooLarge | Self::TooLarge | Self::Slow) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -100,7 +107,7 @@ impl Problem {
     pub(super) fn grpc_answer(self) -> Response<Bytes> {
         let code: u32 = match self {
             Self::Malformed(_) | Self::NoTunnel => 3, // INVALID_ARGUMENT
-            Self::TooLarge => 8,                      // RESOURCE_EXHAUSTED
+            Self::HeadTooLarge | Self::TooLarge => 8, // RESOURCE_EXHAUSTED
             Self::Slow | Self::Late => 4,             // DEADLINE_EXCEEDED
             Self::NoUpstream => 12,                   // UNIMPLEMENTED
             Self::Unreachable => 14,                  // UNAVAILABLE

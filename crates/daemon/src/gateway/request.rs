@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,16 +13,13 @@ use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
 use memchr::memchr2;
 use tokio::time::Instant;
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit, Refusal};
 
 use super::Worker;
-use super::body::{AnswerBody, AskedBody, Carried, Sending, Trouble};
+use super::body::{AnswerBody, AskedBody, AskingBody, Carried, PassedBody, Sending, Trouble};
 use super::connection::Connection;
 use super::doing::{Doing, Held};
 use super::fields::{self, Origin};
@@ -31,7 +27,7 @@ use super::pool::{Failed, Manner};
 use super::problem::Problem;
 use super::site::Site;
 use super::track::Track;
-use super::tunnel::{self, Ends};
+use super::tunnel::Tunnel;
 use crate::store::AnyStore;
 
 /// The answer to a request: made at once, or on its way.
@@ -40,8 +36,7 @@ use crate::store::AnyStore;
     reason = "refusals are the smaller for it, and each connection has room for one"
 )]
 pub(super) enum Answering {
-    /// With the body of the request: once nobody wants that any more, hyper closes connections whose clients have yet to send it.
-    Now(Option<(Response<AnswerBody>, Incoming)>),
+    Now(Option<Response<AnswerBody>>),
     Later(Pin<Box<dyn Future<Output = Response<AnswerBody>> + Send>>),
 }
 
@@ -50,58 +45,10 @@ impl Future for Answering {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Now(answer) => answer.take().map_or(Poll::Pending, |(answer, _)| Poll::Ready(Ok(answer))),
+            Self::Now(answer) => answer.take().map_or(Poll::Pending, |answer| Poll::Ready(Ok(answer))),
             Self::Later(answer) => answer.as_mut().poll(context).map(Ok),
         }
     }
-}
-
-/// An answer in the place of the service, and the request whose body nobody wants.
-type Instead = (Response<AnswerBody>, Request<Incoming>);
-
-impl Answering {
-    /// An answer in the place of the service, to a request whose body nobody wants.
-    fn instead(answer: Response<AnswerBody>, request: Request<Incoming>) -> Self {
-        match is_sent(&request) {
-            true => Self::Now(Some((answer, request.into_body()))),
-            false => Self::Later(Box::pin(unwanted(answer, request))),
-        }
-    }
-}
-
-/// Whether nothing more has to come before the next request can. In HTTP/2 none waits for another.
-fn is_sent(request: &Request<Incoming>) -> bool {
-    request.body().is_end_stream() || request.version() >= Version::HTTP_2
-}
-
-/// Reads a body that nobody wants to its end, if it is small and comes soon: the connection goes on then. Else hyper closes it,
-/// and the client is told so: its next request would be lost.
-async fn unwanted(mut answer: Response<AnswerBody>, request: Request<Incoming>) -> Response<AnswerBody> {
-    const SMALL: u64 = 64 << 10;
-    const SOON: Duration = Duration::from_millis(500);
-    if is_sent(&request) {
-        return answer;
-    }
-    let version = request.version();
-    // Who waits to be told that it may send has not sent.
-    let waits = request.headers().contains_key(header::EXPECT);
-    let mut body = request.into_body();
-    let is_small = body.size_hint().lower() <= SMALL;
-    let read = async {
-        let mut length = 0;
-        while let Some(frame) = body.frame().await {
-            length += frame.ok()?.data_ref().map_or(0, |data| data.len() as u64);
-            if length > SMALL {
-                return None;
-            }
-        }
-        Some(())
-    };
-    let is_read = !waits && is_small && matches!(tokio::time::timeout(SOON, read).await, Ok(Some(())));
-    if !is_read {
-        fields::close(&mut answer, version);
-    }
-    answer
 }
 
 /// Answers a request: by the service behind the gateway, or in its place. Nothing that is only needed to pass it on is made
@@ -109,7 +56,7 @@ async fn unwanted(mut answer: Response<AnswerBody>, request: Request<Incoming>) 
 pub(super) fn answer(
     worker: &Arc<Worker>,
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    request: Request<AskingBody>,
 ) -> Answering {
     let shared = &worker.shared;
     let mut track = Track::begin(&shared.watch, &connection.doing);
@@ -123,12 +70,11 @@ pub(super) fn answer(
         let mut answer = own(problem, is_grpc(request.headers()), track);
         // Who sends such things may mean something else by what follows, too.
         fields::close(&mut answer, request.version());
-        return Answering::Now(Some((answer, request.into_body())));
+        return Answering::Now(Some(answer));
     }
     let admitted = shared.limiter.admit_at_once(&facts);
     if let Some(Err(refusal)) = &admitted {
-        let answer = refuse(refusal, &request, track);
-        return Answering::instead(answer, request);
+        return Answering::Now(Some(refuse(refusal, &request, track)));
     }
     let upstream = site.policy.upstream_of(&facts);
     let since = track.begun();
@@ -143,7 +89,7 @@ pub(super) fn answer(
     match admitted {
         Some(Ok(permit)) => match asked.passes(permit, upstream, since) {
             Ok(passing) => Answering::Later(Box::pin(passing.on())),
-            Err(answered) => Answering::instead(answered.0, answered.1),
+            Err(answer) => Answering::Now(Some(*answer)),
         },
         _ => Answering::Later(Box::pin(asked.admit())),
     }
@@ -155,7 +101,7 @@ struct Asked {
     connection: Arc<Connection>,
     site: Arc<Site>,
     client: std::net::IpAddr,
-    request: Request<Incoming>,
+    request: Request<AskingBody>,
     track: Track,
 }
 
@@ -168,8 +114,6 @@ struct Passing {
     request: Request<AskedBody>,
     manner: Manner,
     sending: Option<Arc<Sending>>,
-    /// The end of a client that wants to change its protocol.
-    client_end: Option<OnUpgrade>,
     permit: Permit<AnyStore>,
     track: Track,
 }
@@ -183,23 +127,22 @@ impl Asked {
         let upstream = self.site.policy.upstream_of(&facts);
         let permit = match admitted {
             Ok(permit) => permit,
-            Err(refusal) => return unwanted(refuse(&refusal, &self.request, self.track), self.request).await,
+            Err(refusal) => return refuse(&refusal, &self.request, self.track),
         };
         match self.passes(permit, upstream, Instant::now()) {
             Ok(passing) => passing.on().await,
-            Err(answered) => unwanted(answered.0, answered.1).await,
+            Err(answer) => *answer,
         }
     }
 
-    /// Makes ready what may pass, for this of the site's upstreams. An error is an answer in the place of the service,
-    /// with the request whose body nobody has read.
+    /// Makes ready what may pass, for this of the site's upstreams. An error is an answer in the place of the service.
     fn passes(
         self,
         permit: Permit<AnyStore>,
         upstream: Option<usize>,
         now: Instant,
-    ) -> Result<Passing, Box<Instead>> {
-        let Self { worker, connection, site, client, mut request, mut track } = self;
+    ) -> Result<Passing, Box<Response<AnswerBody>>> {
+        let Self { worker, connection, site, client, request, mut track } = self;
         note_decision(&mut track, &permit);
         let is_grpc = is_grpc(request.headers());
         let found = upstream.and_then(|at| Some((at, site.upstreams.get(at)?)));
@@ -207,11 +150,11 @@ impl Asked {
             // Where there is none at all, that is not the client's mistake.
             let is_ours = site.upstreams.is_empty();
             let problem = if is_ours { Problem::Unreachable } else { Problem::NoUpstream };
-            return Err(Box::new((own(problem, is_grpc, track), request)));
+            return Err(Box::new(own(problem, is_grpc, track)));
         };
         track.note(|entry| entry.upstream = Some(Arc::clone(&upstream.policy.name)));
         if !request.body().is_end_stream() && is_larger(request.headers(), site.max_body) {
-            return Err(Box::new((own(Problem::TooLarge, is_grpc, track), request)));
+            return Err(Box::new(own(Problem::TooLarge, is_grpc, track)));
         }
         let is_http11 = request.version() == Version::HTTP_11;
         let upgrade = if is_http11 { fields::upgrade_of(request.headers()) } else { None };
@@ -222,7 +165,6 @@ impl Asked {
             connect_timeout: site.times.connect,
             now,
         };
-        let client_end = upgrade.is_some().then(|| tunnel::client_end(&mut request));
         let (parts, body) = request.into_parts();
         let (body, sending) = AskedBody::new(body, site.max_body, site.times);
         let peer = connection.peer.ip();
@@ -235,7 +177,7 @@ impl Asked {
             is_http1: parts.version < Version::HTTP_2,
         };
         let request = rewritten(parts, body, &site, &origin, upgrade);
-        Ok(Passing { upstream: at, connection, site, request, manner, sending, client_end, permit, track })
+        Ok(Passing { upstream: at, connection, site, request, manner, sending, permit, track })
     }
 }
 
@@ -253,7 +195,7 @@ impl Passing {
         }
         let mut track = self.track;
         let passed = {
-            let passed = pin!(upstream.pass(self.request, self.manner));
+            let passed = pin!(upstream.pass(&mut self.request, self.manner));
             let (patience, doing) = (self.site.times.answer, &self.connection.doing);
             in_time(patience, self.manner.now, self.sending.as_deref(), doing, passed).await
         };
@@ -296,24 +238,22 @@ impl Passing {
             track,
             progress: None,
         });
-        match (agreed, self.client_end) {
-            (Some(protocol), Some(client)) => {
-                let headers = response.headers_mut();
-                headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-                headers.insert(header::UPGRADE, protocol);
-                let server = tunnel::server_end(&mut response);
-                // From here on it is not HTTP that comes from the client.
-                self.connection.doing.is_upgraded.store(true, Ordering::Release);
-                tokio::spawn(tunnel::connect(Ends { client, server }, carried, site.times.idle));
-                response.map(|_| AnswerBody::none())
-            }
-            // Nobody has asked for it.
-            _ if is_switch => {
-                carried.track.fails("the server changed its protocol, and nobody had asked it to");
-                own(Problem::Unreachable, is_grpc, carried.track)
-            }
-            _ => response.map(|body| AnswerBody::passed(body, site.times.answer, carried)),
+        if !is_switch {
+            return response.map(|body| AnswerBody::passed(body, site.times.answer, carried));
         }
+        let (mut parts, body) = response.into_parts();
+        let server = match body {
+            PassedBody::Http1(body) if self.manner.is_upgrade => body.into_wire(),
+            _ => None,
+        };
+        let (Some(protocol), Some(server)) = (agreed, server) else {
+            carried.track.fails("the server changed its protocol, and nobody had asked it to");
+            return own(Problem::Unreachable, is_grpc, carried.track);
+        };
+        parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        parts.headers.insert(header::UPGRADE, protocol);
+        let tunnel = Tunnel { server, carried, patience: site.times.idle };
+        Response::from_parts(parts, AnswerBody::tunnel(tunnel))
     }
 }
 
@@ -418,7 +358,7 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
         _ if has_more => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
     }
-    // The guard has seen to it in HTTP/1; HTTP/2 has its own lengths, but who is behind us may not speak it.
+    // In HTTP/1 such a head is none; HTTP/2 has its own lengths, but who is behind us may not speak it.
     if request.headers().get_all(header::CONTENT_LENGTH).iter().nth(1).is_some() {
         return Err(Problem::Malformed("A request has no more than one Content-Length."));
     }

@@ -1,4 +1,4 @@
-//! Connections as they are, but for how they are read at first, and how they are written to.
+//! Connections as they are, but for how they are read at first.
 
 use std::io;
 use std::pin::Pin;
@@ -29,6 +29,11 @@ impl<T: AsyncRead + Unpin> Rewound<T> {
         &self.before
     }
 
+    /// What was read of the beginning, and the connection.
+    pub(super) fn into_parts(self) -> (BytesMut, T) {
+        (self.before, self.inner)
+    }
+
     /// Leaves out so much of the beginning.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.before.advance(bytes.min(self.before.len()));
@@ -55,82 +60,28 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
     }
 }
 
-/// A connection that is read as it is.
-pub(super) struct Plain<T> {
-    inner: T,
-}
-
-impl<T> Plain<T> {
-    pub(super) fn new(inner: T) -> Self {
-        Self { inner }
+impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write(context, bytes)
     }
-}
 
-impl<T: AsyncRead + Unpin> AsyncRead for Plain<T> {
-    fn poll_read(
+    fn poll_write_vectored(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_read(context, buffer)
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(context)
     }
 }
-
-/// Writes pieces: as one where they are small, which is less work for the kernel than to gather them.
-pub(super) fn write_pieces<T: AsyncWrite + Unpin>(
-    stream: &mut T,
-    context: &mut Context<'_>,
-    pieces: &[io::IoSlice<'_>],
-) -> Poll<io::Result<usize>> {
-    const SMALL: usize = 4 << 10;
-    if let [piece] = pieces {
-        return Pin::new(stream).poll_write(context, piece);
-    }
-    let size: usize = pieces.iter().map(|piece| piece.len()).sum();
-    if size > SMALL {
-        return Pin::new(stream).poll_write_vectored(context, pieces);
-    }
-    let mut whole = Vec::with_capacity(size);
-    pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
-    Pin::new(stream).poll_write(context, &whole)
-}
-
-/// What is written goes through as it is.
-macro_rules! writes_through {
-    ($stream:ident) => {
-        impl<T: AsyncWrite + Unpin> AsyncWrite for $stream<T> {
-            fn poll_write(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                bytes: &[u8],
-            ) -> Poll<io::Result<usize>> {
-                Pin::new(&mut self.get_mut().inner).poll_write(context, bytes)
-            }
-
-            fn poll_write_vectored(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                pieces: &[io::IoSlice<'_>],
-            ) -> Poll<io::Result<usize>> {
-                $crate::gateway::stream::write_pieces(&mut self.get_mut().inner, context, pieces)
-            }
-
-            fn is_write_vectored(&self) -> bool {
-                self.inner.is_write_vectored()
-            }
-
-            fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Pin::new(&mut self.get_mut().inner).poll_flush(context)
-            }
-
-            fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Pin::new(&mut self.get_mut().inner).poll_shutdown(context)
-            }
-        }
-    };
-}
-
-pub(super) use writes_through;
-
-writes_through!(Plain);
-writes_through!(Rewound);

@@ -6,37 +6,26 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout_at};
 
 use super::body::Carried;
+use super::http1::Wire;
 
-/// Both ends of a change of protocol.
-pub(super) struct Ends {
-    pub(super) client: OnUpgrade,
-    pub(super) server: OnUpgrade,
+/// The end of the server, and what lasts as long as the tunnel.
+pub(super) struct Tunnel {
+    pub(super) server: Wire,
+    pub(super) carried: Box<Carried>,
+    /// How long nothing may go either way.
+    pub(super) patience: Duration,
 }
 
-/// The end of the client, which is taken before the request goes on.
-pub(super) fn client_end<B>(request: &mut Request<B>) -> OnUpgrade {
-    hyper::upgrade::on(request)
-}
-
-/// The end of the server.
-pub(super) fn server_end(response: &mut Response<Incoming>) -> OnUpgrade {
-    hyper::upgrade::on(response)
-}
-
-/// Connects both ends until one of them is closed, or nothing has gone either way for so long.
-pub(super) async fn connect(ends: Ends, mut carried: Box<Carried>, patience: Duration) {
-    let (Ok(client), Ok(server)) = tokio::join!(ends.client, ends.server) else { return };
-    let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
-    let (from_server, to_server) = tokio::io::split(TokioIo::new(server));
+/// Connects both ends until one of them is closed, or nothing has gone either way for too long.
+pub(super) async fn connect(client: Wire, tunnel: Box<Tunnel>) {
+    let Tunnel { server, mut carried, patience } = *tunnel;
+    let (from_client, to_client) = tokio::io::split(client);
+    let (from_server, to_server) = tokio::io::split(server);
     let pulse = Pulse { last: Mutex::new(Instant::now()), patience };
     let (up, down) = tokio::join!(copy(from_client, to_server, &pulse), copy(from_server, to_client, &pulse));
     carried.track.sent(usize::try_from(down.unwrap_or(0)).unwrap_or(usize::MAX));

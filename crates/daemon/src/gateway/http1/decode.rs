@@ -1,0 +1,145 @@
+//! Bodies as they come in: by length, in chunks, or until the connection ends.
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+use memchr::memchr;
+
+use super::head::{self, Length, Scan, Wrong};
+
+/// Longer lines are no sizes of chunks.
+const LONGEST_SIZE: usize = 256;
+/// What may follow a body.
+const MOST_TRAILERS: usize = 16 << 10;
+/// The end of a chunk and of most bodies.
+const LAST: &[u8] = b"\r\n0\r\n\r\n";
+
+/// What is left of a body.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    state: State,
+    /// Bytes that are certainly still to come.
+    left: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// So much as is left, and then no more.
+    Length,
+    /// The size of a chunk.
+    Size,
+    /// What is left of a chunk.
+    Chunk,
+    /// The line end behind a chunk.
+    ChunkEnd,
+    Trailers(Scan),
+    Open,
+    Done,
+}
+
+/// A piece of a body.
+#[derive(Debug)]
+pub(super) enum Piece {
+    Data(Bytes),
+    Trailers(HeaderMap),
+    /// More has to come first.
+    Awaited,
+    End,
+}
+
+impl Decoder {
+    pub(super) fn new(length: Length) -> Self {
+        match length {
+            Length::Exactly(0) => Self { state: State::Done, left: 0 },
+            Length::Exactly(left) => Self { state: State::Length, left },
+            Length::Chunked => Self { state: State::Size, left: 0 },
+            Length::Open => Self { state: State::Open, left: 0 },
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    /// How much is left, if that is known.
+    pub(super) fn exactly(&self) -> Option<u64> {
+        matches!(self.state, State::Length | State::Done).then_some(self.left)
+    }
+
+    /// Whether the end of the connection is the end of the body.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
+    }
+
+    /// Takes the next piece out of what has come.
+    pub(super) fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Wrong> {
+        loop {
+            match &mut self.state {
+                State::Done => return Ok(Piece::End),
+                _ if read.is_empty() => return Ok(Piece::Awaited),
+                State::Open => return Ok(Piece::Data(read.split().freeze())),
+                State::Length | State::Chunk => {
+                    let all = u64::try_from(read.len()).unwrap_or(u64::MAX);
+                    let some = self.left.min(all);
+                    self.left -= some;
+                    if self.left == 0 {
+                        let is_chunk = matches!(self.state, State::Chunk);
+                        self.state = if is_chunk { State::ChunkEnd } else { State::Done };
+                    }
+                    let some = usize::try_from(some).unwrap_or(usize::MAX).min(read.len());
+                    let piece = read.split_to(some).freeze();
+                    // Whoever takes the last piece is glad to know that it is.
+                    if matches!(self.state, State::ChunkEnd) && read.starts_with(LAST) {
+                        read.advance(LAST.len());
+                        self.state = State::Done;
+                    }
+                    return Ok(Piece::Data(piece));
+                }
+                State::ChunkEnd => {
+                    if !b"\r\n".starts_with(read.get(..read.len().min(2)).unwrap_or_default()) {
+                        return Err(Wrong::Head("A chunk is longer than it says."));
+                    }
+                    if read.len() < 2 {
+                        return Ok(Piece::Awaited);
+                    }
+                    read.advance(2);
+                    self.state = State::Size;
+                }
+                State::Size => {
+                    let Some(end) = memchr(b'\n', read) else {
+                        // What cannot become a size is told so at once.
+                        return match read.len() < LONGEST_SIZE {
+                            true => Ok(Piece::Awaited),
+                            false => Err(Wrong::Head("A chunk has no size.")),
+                        };
+                    };
+                    self.left = size_of(read.get(..end).unwrap_or_default())?;
+                    read.advance(end + 1);
+                    self.state = if self.left == 0 { State::Trailers(Scan::default()) } else { State::Chunk };
+                }
+                State::Trailers(scan) => {
+                    let Some(end) = scan.end(read, true)? else {
+                        return match read.len() < MOST_TRAILERS {
+                            true => Ok(Piece::Awaited),
+                            false => Err(Wrong::TooLarge),
+                        };
+                    };
+                    self.state = State::Done;
+                    let text = read.split_to(end).freeze();
+                    if text.len() > 2 {
+                        return Ok(Piece::Trailers(head::trailers(&text)?));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `1a`, and perhaps an extension.
+fn size_of(line: &[u8]) -> Result<u64, Wrong> {
+    let line = line.strip_suffix(b"\r").filter(|line| line.len() < LONGEST_SIZE);
+    let digits = line.and_then(|line| line.split(|byte| *byte == b';').next());
+    let size = digits.and_then(|digits| head::number(digits, 16));
+    // What is larger overflows in some other reader.
+    size.filter(|size| i64::try_from(*size).is_ok_and(|size| size < i64::MAX - 2))
+        .ok_or(Wrong::Head("A chunk has no size, or one that nothing has."))
+}

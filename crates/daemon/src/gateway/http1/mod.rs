@@ -1,0 +1,117 @@
+//! HTTP/1 with clients and with servers.
+//!
+//! Both sides of a request are driven by one task, that of its connection with the client: what a server sends is read where it
+//! is needed, and no task is woken to hand it on. And there is one reader of heads, a strict one: what two readers could take
+//! for different requests is none (`head.rs`).
+
+mod client;
+mod decode;
+mod encode;
+mod head;
+mod server;
+mod wire;
+
+pub(super) use self::client::{Answered, Exchange, ServerBody};
+pub(super) use self::server::{ClientBody, Connection, Ended, Times};
+pub(super) use self::wire::{Stream, Wire};
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+
+    use super::decode::{Decoder, Piece};
+    use super::head::{self, Length, Scan, Wrong};
+
+    /// Reads requests that come in these pieces, and says of each how long its body is.
+    fn read<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Result<Vec<usize>, Wrong> {
+        let (mut read, mut scan, mut bodies) = (BytesMut::new(), Scan::default(), Vec::new());
+        let mut decoder = Decoder::new(Length::Exactly(0));
+        for piece in pieces {
+            read.extend_from_slice(piece);
+            loop {
+                match decoder.next(&mut read)? {
+                    Piece::Data(data) => *bodies.last_mut().unwrap() += data.len(),
+                    Piece::Trailers(_) => {}
+                    Piece::Awaited => break,
+                    Piece::End => {
+                        let Some(end) = scan.end(&read, true)? else { break };
+                        scan = Scan::default();
+                        let head = read.split_to(end).freeze();
+                        if head.len() > 2 {
+                            decoder = Decoder::new(head::request(&head)?.length);
+                            bodies.push(0);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(bodies)
+    }
+
+    /// Whether it is let through, which does not depend on how it is cut into pieces.
+    fn is_good(text: &str) -> bool {
+        let whole = read([text.as_bytes()]);
+        assert_eq!(read(text.as_bytes().chunks(1)).is_ok(), whole.is_ok(), "{text:?} byte by byte");
+        for cut in 1..text.len() {
+            let (start, end) = text.as_bytes().split_at(cut);
+            assert_eq!(read([start, end]).is_ok(), whole.is_ok(), "{text:?} cut at {cut}");
+            if whole.is_ok() {
+                assert_eq!(read([start, end]), whole, "{text:?} cut at {cut}");
+            }
+        }
+        whole.is_ok()
+    }
+
+    #[test]
+    fn requests_that_all_read_alike_are_let_through() {
+        for text in [
+            "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            "\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n12\n\r\nGET / HTTP/1.1\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n\n\n\n\n\n\r\nA;x=y\r\n0123456789\r\n0\r\nx: y\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding:chunked\r\n\r\n0\r\n\r\n",
+            "GET / HTTP/1.1\r\ncontent-length: 0\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+            "GET / HTTP/1.1\r\ncontent-type: a\r\nte: trailers\r\ncontent-length-x: 7\r\n\r\n",
+            "GET / HTTP/1.0\r\n\r\n",
+        ] {
+            assert!(is_good(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn requests_that_could_be_read_differently_are_not() {
+        for text in [
+            "GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n",
+            "GET / HTTP/1.1\nHost: a\n\n",
+            "GET / HTTP/1.1\r\nHost: a\n\r\n",
+            "GET / HTTP/1.1\r\nHost: a\r\n\n",
+            "GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
+            "GET / HTTP/1.1\r\nA: b\r\n\tc\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length : 5\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length:\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 0x5\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\t\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: \tchunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding\t: chunked\r\n\r\n",
+            "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\n12345\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n 5\r\n12345\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n123456\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\n\r0\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n x\r\n\r\n",
+        ] {
+            assert!(!is_good(text), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! Requests of clients: one connection, and its requests one after another.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Response, StatusCode, Version};
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::decode::{Decoder, Piece};
+use super::encode::{self, Announced, Encoder, Manner, Unlike};
+use super::head::{self, Asked, Length, Scan, Wrong};
+use super::wire::Wire;
+use crate::gateway::alarm::Alarm;
+use crate::gateway::body::{AnswerBody, AskingBody, BrokenOff};
+use crate::gateway::problem::Problem;
+use crate::gateway::request::Answering;
+use crate::gateway::tunnel;
+
+/// So much of the next requests is read while one is answered.
+const READ_AHEAD: usize = 8 << 10;
+const MOST_EMPTY_LINES: u32 = 64;
+/// A body that nobody wants is read to its end if it is not larger and comes sooner: the connection goes on then.
+const SMALL: usize = 64 << 10;
+const SOON: Duration = Duration::from_millis(500);
+/// What is still coming is taken for so long when a connection is closed, lest the answer is lost with it.
+const LINGERS: Duration = Duration::from_secs(1);
+const LINGERS_FOR: usize = 1 << 20;
+
+/// A connection with a client.
+pub(in crate::gateway) struct Connection {
+    shared: Arc<Mutex<Shared>>,
+    alarm: Alarm,
+    /// Rings when it is to end as soon as it can.
+    drain: CancellationToken,
+    times: Times,
+    max_head: usize,
+}
+
+/// How long is waited for what.
+#[derive(Clone, Copy)]
+pub(in crate::gateway) struct Times {
+    pub(in crate::gateway) head: Duration,
+    pub(in crate::gateway) idle: Duration,
+    /// For a client to take what is there for it.
+    pub(in crate::gateway) write: Duration,
+}
+
+/// What the connection shares with the body of its request.
+struct Shared {
+    wire: Wire,
+    /// What is still to come of the request's body.
+    decoder: Decoder,
+    /// Whether the client waits to be told that it may send the body.
+    expects: bool,
+    /// Whether the answer has begun.
+    is_answered: bool,
+    /// Who serves the connection, while somebody else may read the body.
+    waker: Option<Waker>,
+}
+
+/// How a connection came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gateway) enum Ended {
+    Well,
+    /// By what its client did.
+    Badly,
+    /// By what was no request, and was answered with this status.
+    Malformed(StatusCode),
+}
+
+/// Why there is no next request.
+enum Stop {
+    Wrong(Wrong),
+    /// Nothing more comes, or not in time.
+    Nothing(Ended),
+}
+
+impl Connection {
+    pub(in crate::gateway) fn new(
+        wire: Wire,
+        times: Times,
+        max_head: usize,
+        drain: CancellationToken,
+    ) -> Self {
+        let shared = Shared {
+            wire,
+            decoder: Decoder::new(Length::Exactly(0)),
+            expects: false,
+            is_answered: false,
+            waker: None,
+        };
+        Self { shared: Arc::new(Mutex::new(shared)), alarm: Alarm::default(), drain, times, max_head }
+    }
+
+    /// Serves requests until there are no more.
+    pub(in crate::gateway) async fn serve(
+        mut self,
+        mut answer: impl FnMut(http::Request<AskingBody>) -> Answering,
+    ) -> Ended {
+        loop {
+            let asked = match self.next().await {
+                Ok(asked) => asked,
+                Err(Stop::Nothing(ended)) => return ended,
+                Err(Stop::Wrong(wrong)) => return self.refuse(wrong).await,
+            };
+            let Asked { request, length, stays, expects } = asked;
+            let mut manner = Manner {
+                is_head: *request.method() == Method::HEAD,
+                is_http_1_0: request.version() == Version::HTTP_10,
+                takes_trailers: takes_trailers(request.headers()),
+                stays,
+            };
+            let body = self.body_of(length, expects);
+            let mut answering = answer(request.map(|()| body));
+            let answered = poll_fn(|context| {
+                if let Poll::Ready(Ok(answer)) = Pin::new(&mut answering).poll(context) {
+                    return Poll::Ready(Some(answer));
+                }
+                self.poll_gone(context).map(|()| None)
+            });
+            let Some(answer) = answered.await else { return Ended::Badly };
+            drop(answering);
+            manner.stays &= !is_last(&answer) && !self.drain.is_cancelled();
+            // A body that nobody wants is read if it is small. Else the client is told that the connection ends: its next
+            // request would be lost.
+            if Arc::strong_count(&self.shared) == 1 && !self.is_read().await {
+                manner.stays = false;
+            }
+            let body = match self.write(answer, &mut manner).await {
+                Ok(body) => body,
+                Err(()) => return Ended::Badly,
+            };
+            if let Some(tunnel) = body.into_tunnel() {
+                // Whatever comes from here on is no HTTP.
+                let shared = Arc::into_inner(self.shared).map(Mutex::into_inner);
+                let Some(shared) = shared.filter(|shared| shared.decoder.is_done()) else {
+                    return Ended::Badly;
+                };
+                tunnel::connect(shared.wire, tunnel).await;
+                return Ended::Well;
+            }
+            if !manner.stays || !self.is_read().await {
+                self.close().await;
+                return Ended::Well;
+            }
+        }
+    }
+
+    /// The body of a request, for whoever answers it.
+    fn body_of(&self, length: Length, expects: bool) -> AskingBody {
+        if length == Length::Exactly(0) {
+            return AskingBody::Empty;
+        }
+        let mut shared = self.shared.lock();
+        shared.decoder = Decoder::new(length);
+        shared.expects = expects;
+        shared.is_answered = false;
+        AskingBody::Http1(ClientBody { shared: Arc::clone(&self.shared) })
+    }
+
+    /// Waits for the head of the next request.
+    async fn next(&mut self) -> Result<Asked, Stop> {
+        let mut scan = Scan::default();
+        let (mut deadline, mut has_begun, mut empty_lines) = (None, false, 0);
+        poll_fn(|context| {
+            let wire = &mut self.shared.lock().wire;
+            loop {
+                match scan.end(&wire.read, true) {
+                    Err(wrong) => return Poll::Ready(Err(Stop::Wrong(wrong))),
+                    Ok(Some(end)) => {
+                        scan = Scan::default();
+                        if end == b"\r\n".len() {
+                            // Empty lines before a request do no harm.
+                            wire.read.advance(end);
+                            empty_lines += 1;
+                            if empty_lines > MOST_EMPTY_LINES {
+                                return Poll::Ready(Err(Stop::Wrong(Wrong::Head("There is no request."))));
+                            }
+                            continue;
+                        }
+                        if end > self.max_head {
+                            return Poll::Ready(Err(Stop::Wrong(Wrong::TooLarge)));
+                        }
+                        let head = wire.read.split_to(end).freeze();
+                        return Poll::Ready(head::request(&head).map_err(Stop::Wrong));
+                    }
+                    Ok(None) if wire.read.len() > self.max_head => {
+                        return Poll::Ready(Err(Stop::Wrong(Wrong::TooLarge)));
+                    }
+                    Ok(None) => {}
+                }
+                let is_between = matches!(*wire.read, [] | [b'\r']);
+                match wire.poll_fill(context) {
+                    Poll::Ready(Ok(1..)) => continue,
+                    Poll::Ready(Ok(0)) if is_between => return Poll::Ready(Err(Stop::Nothing(Ended::Well))),
+                    Poll::Ready(_) => return Poll::Ready(Err(Stop::Nothing(Ended::Badly))),
+                    Poll::Pending => {}
+                }
+                if is_between && self.drain.is_cancelled() {
+                    return Poll::Ready(Err(Stop::Nothing(Ended::Well)));
+                }
+                if has_begun == is_between {
+                    has_begun = !is_between;
+                    deadline = None;
+                }
+                let wait = if is_between { self.times.idle } else { self.times.head };
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + wait);
+                return match self.alarm.rings(deadline, context) {
+                    true => {
+                        Poll::Ready(Err(Stop::Nothing(if is_between { Ended::Well } else { Ended::Badly })))
+                    }
+                    false => Poll::Pending,
+                };
+            }
+        })
+        .await
+    }
+
+    /// Whether the client has gone, as far as can be seen without reading more than the next requests.
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut shared = self.shared.lock();
+        if !shared.decoder.is_done() {
+            // Who reads the body hears of it.
+            if !shared.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                shared.waker = Some(context.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        while shared.wire.read.len() < READ_AHEAD {
+            match ready!(shared.wire.poll_fill(context)) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return Poll::Ready(()),
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Sends an answer. An error: it could not be sent, or not to its end.
+    async fn write(&mut self, answer: Response<AnswerBody>, manner: &mut Manner) -> Result<AnswerBody, ()> {
+        let mut encoder = {
+            let mut shared = self.shared.lock();
+            shared.is_answered = true;
+            let length = answer.body().size_hint().exact();
+            encode::response(&mut shared.wire.write, &answer, length, manner)
+        };
+        let announced =
+            if manner.takes_trailers { Announced::by(answer.headers()) } else { Announced::default() };
+        let mut body = answer.into_body();
+        if encoder == Encoder::Length(0) {
+            body.is_not_sent();
+            self.flush().await?;
+            return Ok(body);
+        }
+        let (mut is_whole, mut is_last, mut has_to_go) = (Ok(()), false, false);
+        let mut late = Late::default();
+        poll_fn(|context| {
+            loop {
+                while has_to_go || is_last {
+                    let wire = &mut self.shared.lock().wire;
+                    let was_full = wire.is_full();
+                    ready!(late.poll_send(wire, &mut self.alarm, self.times.write, context))?;
+                    if was_full {
+                        encoder.after_piece(wire);
+                    } else if is_last {
+                        return Poll::Ready(is_whole);
+                    }
+                    has_to_go = false;
+                }
+                let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(context) else {
+                    ready!(late.poll_send(
+                        &mut self.shared.lock().wire,
+                        &mut self.alarm,
+                        self.times.write,
+                        context
+                    ))?;
+                    return self.poll_gone(context).map(|()| Err(()));
+                };
+                let wire = &mut self.shared.lock().wire;
+                let put = match frame.transpose() {
+                    Ok(Some(frame)) => match frame.into_data() {
+                        Ok(data) => {
+                            let put = encoder.add(wire, data).map(|must_go| has_to_go = must_go);
+                            // Behind a large piece there may be something yet.
+                            is_last = body.is_end_stream() && !wire.is_full();
+                            if is_last { put.and_then(|()| encoder.end(wire, None, &announced)) } else { put }
+                        }
+                        Err(frame) => {
+                            is_last = true;
+                            encoder.end(wire, frame.trailers_ref(), &announced)
+                        }
+                    },
+                    Ok(None) => {
+                        is_last = true;
+                        encoder.end(wire, None, &announced)
+                    }
+                    Err(_) => Err(Unlike),
+                };
+                if put.is_err() {
+                    // What there is of it is sent all the same.
+                    (is_last, is_whole) = (true, Err(()));
+                }
+            }
+        })
+        .await
+        .map(|()| body)
+    }
+
+    /// Sends what is to be sent.
+    async fn flush(&mut self) -> Result<(), ()> {
+        let mut is_late = Late::default();
+        poll_fn(|context| {
+            let wire = &mut self.shared.lock().wire;
+            is_late.poll_send(wire, &mut self.alarm, self.times.write, context)
+        })
+        .await
+    }
+
+    /// Whether the body of the request has come to its end, or does so soon.
+    async fn is_read(&mut self) -> bool {
+        let mut left = SMALL;
+        {
+            let shared = self.shared.lock();
+            let is_large = shared.decoder.exactly().is_some_and(|length| length > SMALL as u64);
+            // Who still waits to be told has not sent it.
+            if shared.decoder.is_done() || shared.expects || is_large {
+                return shared.decoder.is_done();
+            }
+        }
+        let read = poll_fn(|context| {
+            loop {
+                let mut shared = self.shared.lock();
+                match ready!(shared.poll_piece(context)) {
+                    Ok(Piece::End) => return Poll::Ready(true),
+                    Ok(Piece::Data(data)) if data.len() <= left => left -= data.len(),
+                    Ok(Piece::Trailers(_)) => {}
+                    _ => return Poll::Ready(false),
+                }
+            }
+        });
+        matches!(tokio::time::timeout(SOON, read).await, Ok(true))
+    }
+
+    /// Answers what is no request.
+    async fn refuse(mut self, wrong: Wrong) -> Ended {
+        let problem = match wrong {
+            Wrong::Head(detail) => Problem::Malformed(detail),
+            Wrong::TooLarge => Problem::HeadTooLarge,
+        };
+        let answer = problem.answer();
+        {
+            let wire = &mut self.shared.lock().wire;
+            let mut manner = Manner::default();
+            let length = Some(answer.body().len() as u64);
+            encode::response(&mut wire.write, &answer, length, &mut manner);
+            wire.add(answer.body().clone());
+        }
+        let _ = self.flush().await;
+        self.close().await;
+        Ended::Malformed(answer.status())
+    }
+
+    /// Closes the connection. What its client is still sending is taken for a while: to leave it would break the connection,
+    /// and take the answer with it.
+    async fn close(&mut self) {
+        let closed = async {
+            poll_fn(|context| self.shared.lock().wire.poll_close(context)).await?;
+            let mut taken = 0;
+            poll_fn(|context| {
+                let wire = &mut self.shared.lock().wire;
+                while taken < LINGERS_FOR {
+                    wire.read.clear();
+                    match ready!(wire.poll_fill(context))? {
+                        0 => break,
+                        some => taken += some,
+                    }
+                }
+                Poll::Ready(io::Result::Ok(()))
+            })
+            .await
+        };
+        let _ = tokio::time::timeout(LINGERS, closed).await;
+    }
+}
+
+/// Whether a client wants to have what follows a body.
+fn takes_trailers(fields: &HeaderMap) -> bool {
+    let mut codings =
+        fields.get_all(header::TE).iter().flat_map(|te| te.as_bytes().split(|byte| *byte == b','));
+    codings.any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
+/// Whether an answer says that it is the last one.
+fn is_last(answer: &Response<AnswerBody>) -> bool {
+    let is_close = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"close");
+    answer.headers().get(header::CONNECTION).is_some_and(is_close)
+}
+
+/// Sends, but does not wait for ever for a client to take something.
+#[derive(Default)]
+struct Late {
+    deadline: Option<Instant>,
+}
+
+impl Late {
+    fn poll_send(
+        &mut self,
+        wire: &mut Wire,
+        alarm: &mut Alarm,
+        patience: Duration,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), ()>> {
+        let mut sent = 0;
+        if let Poll::Ready(done) = wire.poll_send(context, &mut sent) {
+            self.deadline = None;
+            return Poll::Ready(done.map_err(|_| ()));
+        }
+        if sent > 0 {
+            self.deadline = None;
+        }
+        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + patience);
+        if alarm.rings(deadline, context) { Poll::Ready(Err(())) } else { Poll::Pending }
+    }
+}
+
+impl Shared {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Piece, BrokenOff>> {
+        loop {
+            match self.decoder.next(&mut self.wire.read).map_err(|_| BrokenOff::Malformed)? {
+                Piece::Awaited => {}
+                piece => return Poll::Ready(Ok(piece)),
+            }
+            if ready!(self.wire.poll_fill(context))? == 0 {
+                return Poll::Ready(Err(BrokenOff::Closed));
+            }
+        }
+    }
+}
+
+/// The body of a request.
+pub(in crate::gateway) struct ClientBody {
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let shared = &mut *self.shared.lock();
+        if std::mem::take(&mut shared.expects) && !shared.is_answered {
+            shared.wire.write.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            // What is not sent now is sent with the answer.
+            let _ = shared.wire.poll_send(context, &mut 0);
+        }
+        let piece = ready!(shared.poll_piece(context));
+        if shared.decoder.is_done()
+            && let Some(waker) = shared.waker.take().filter(|waker| !waker.will_wake(context.waker()))
+        {
+            waker.wake();
+        }
+        Poll::Ready(match piece {
+            Ok(Piece::Data(data)) => Some(Ok(Frame::data(data))),
+            Ok(Piece::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.shared.lock().decoder.is_done()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.shared.lock().decoder.exactly().map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+impl Drop for ClientBody {
+    fn drop(&mut self) {
+        // Nobody reads it any more: whether the client goes is for the connection to see.
+        if let Some(waker) = self.shared.lock().waker.take() {
+            waker.wake();
+        }
+    }
+}
