@@ -3,7 +3,9 @@
 use tollgate_bench::figures::{median, range};
 use tollgate_bench::markdown::{answer, header, row};
 
-use crate::contenders::{ENVOY, HAPROXY, HAPROXY_REFUSING, NGINX, OURS, OURS_ALONE, OURS_REFUSING};
+use crate::contenders::{
+    ENVOY, HAPROXY, HAPROXY_REFUSING, NGINX, NGINX_REFUSING, OURS, OURS_ALONE, OURS_REFUSING,
+};
 use crate::plan::{Results, Sample};
 use crate::server::Cpu;
 
@@ -14,12 +16,15 @@ enum Bound {
     None,
 }
 
-/// A figure of one over the same figure of another.
+type Figure = fn(&Sample) -> Option<f64>;
+
+/// A figure of one over the same figure of another, or over another.
 struct Check {
     what: &'static str,
     one: &'static str,
     other: &'static str,
-    figure: fn(&Sample) -> Option<f64>,
+    figure: Figure,
+    over: Figure,
     bound: Bound,
 }
 
@@ -31,12 +36,23 @@ pub fn cpu(sample: &Sample) -> Option<f64> {
     sample.cpu.map(Cpu::all)
 }
 
-const CHECKS: [Check; 9] = [
+/// What the kernel does of it, which receives and sends.
+pub fn kernel(sample: &Sample) -> Option<f64> {
+    Some(sample.cpu?.system)
+}
+
+/// With what the server behind it spends.
+fn cpu_of_all(sample: &Sample) -> Option<f64> {
+    Some(sample.cpu?.all() + sample.server_cpu.all())
+}
+
+const CHECKS: [Check; 12] = [
     Check {
         what: "requests per second over nginx's: at least 0.7 (aim: 1)",
         one: OURS,
         other: NGINX,
         figure: per_second,
+        over: per_second,
         bound: Bound::AtLeast(0.7),
     },
     Check {
@@ -44,6 +60,7 @@ const CHECKS: [Check; 9] = [
         one: OURS,
         other: ENVOY,
         figure: per_second,
+        over: per_second,
         bound: Bound::AtLeast(2.0),
     },
     Check {
@@ -51,15 +68,17 @@ const CHECKS: [Check; 9] = [
         one: OURS,
         other: HAPROXY,
         figure: per_second,
+        over: per_second,
         bound: Bound::None,
     },
-    Check { what: "CPU over nginx's", one: OURS, other: NGINX, figure: cpu, bound: Bound::None },
-    Check { what: "CPU over Envoy's", one: OURS, other: ENVOY, figure: cpu, bound: Bound::None },
+    Check { what: "CPU over nginx's", one: OURS, other: NGINX, figure: cpu, over: cpu, bound: Bound::None },
+    Check { what: "CPU over Envoy's", one: OURS, other: ENVOY, figure: cpu, over: cpu, bound: Bound::None },
     Check {
         what: "what the four limiters cost, CPU over that without them: below 1.08 (aim: 1.05)",
         one: OURS,
         other: OURS_ALONE,
         figure: cpu,
+        over: cpu,
         bound: Bound::Below(1.08),
     },
     Check {
@@ -67,6 +86,7 @@ const CHECKS: [Check; 9] = [
         one: OURS,
         other: OURS_ALONE,
         figure: per_second,
+        over: per_second,
         bound: Bound::AtLeast(0.92),
     },
     Check {
@@ -74,6 +94,7 @@ const CHECKS: [Check; 9] = [
         one: OURS_REFUSING,
         other: OURS,
         figure: cpu,
+        over: cpu,
         bound: Bound::Below(1.0 / 3.0),
     },
     Check {
@@ -81,6 +102,31 @@ const CHECKS: [Check; 9] = [
         one: HAPROXY_REFUSING,
         other: HAPROXY,
         figure: cpu,
+        over: cpu,
+        bound: Bound::None,
+    },
+    Check {
+        what: "the same of nginx",
+        one: NGINX_REFUSING,
+        other: NGINX,
+        figure: cpu,
+        over: cpu,
+        bound: Bound::None,
+    },
+    Check {
+        what: "what the kernel alone does for a refused request, over all that is done for a forwarded one",
+        one: OURS_REFUSING,
+        other: OURS,
+        figure: kernel,
+        over: cpu,
+        bound: Bound::None,
+    },
+    Check {
+        what: "CPU of a refused request over a forwarded one, with that of the server",
+        one: OURS_REFUSING,
+        other: OURS,
+        figure: cpu_of_all,
+        over: cpu_of_all,
         bound: Bound::None,
     },
 ];
@@ -100,8 +146,9 @@ impl Check {
 
     /// Of each round, so that what disturbs a whole round disturbs no ratio.
     fn ratios(&self, results: &Results) -> Vec<f64> {
-        let figures = |name| results.row(name).figures(self.figure);
-        figures(self.one).into_iter().zip(figures(self.other)).map(|(one, other)| one / other).collect()
+        let ones = results.row(self.one).figures(self.figure);
+        let others = results.row(self.other).figures(self.over);
+        ones.into_iter().zip(others).map(|(one, other)| one / other).collect()
     }
 }
 

@@ -10,6 +10,7 @@ use crate::wrk::KEY;
 
 pub const DIRECT: &str = "the server itself";
 pub const NGINX: &str = "nginx, `limit_req`";
+pub const NGINX_REFUSING: &str = "nginx, everything refused";
 pub const HAPROXY: &str = "HAProxy, stick table";
 pub const HAPROXY_REFUSING: &str = "HAProxy, everything refused";
 pub const ENVOY: &str = "Envoy, local rate limit";
@@ -40,9 +41,10 @@ pub struct Contender {
     limit: Limit,
 }
 
-pub const ALL: [Contender; 8] = [
+pub const ALL: [Contender; 9] = [
     Contender { name: DIRECT, proxy: None, limit: Limit::None },
     Contender { name: NGINX, proxy: Some(Proxy::Nginx), limit: Limit::High },
+    Contender { name: NGINX_REFUSING, proxy: Some(Proxy::Nginx), limit: Limit::Low },
     Contender { name: HAPROXY, proxy: Some(Proxy::Haproxy), limit: Limit::High },
     Contender { name: HAPROXY_REFUSING, proxy: Some(Proxy::Haproxy), limit: Limit::Low },
     Contender { name: ENVOY, proxy: Some(Proxy::Envoy), limit: Limit::High },

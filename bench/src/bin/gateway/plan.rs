@@ -38,6 +38,8 @@ pub struct Sample {
     pub errors: f64,
     /// Of the proxy, per 100,000 requests; nothing where there is no proxy.
     pub cpu: Option<Cpu>,
+    /// Of the server behind it, likewise.
+    pub server_cpu: Cpu,
 }
 
 /// All repetitions of one contender.
@@ -100,13 +102,14 @@ fn measure(
 ) -> Result<Sample, Failure> {
     let address = proxy.unwrap_or(upstream).address();
     wrk::run(&tools.wrk, address, WARM_UP_SECONDS)?;
-    let before = proxy.map(Server::cpu);
+    let (before, server_before) = (proxy.map(Server::cpu), upstream.cpu());
     let load = wrk::run(&tools.wrk, address, settings.seconds())?;
-    let after = proxy.map(Server::cpu);
+    let (after, server_after) = (proxy.map(Server::cpu), upstream.cpu());
     let wrong = if contender.refuses() { load.requests - load.refused } else { load.refused };
     Ok(Sample {
         load,
         errors: wrong + load.broken,
         cpu: before.zip(after).map(|(before, after)| after.since(before, load.requests / 1e5)),
+        server_cpu: server_after.since(server_before, load.requests / 1e5),
     })
 }

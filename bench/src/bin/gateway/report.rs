@@ -46,7 +46,8 @@ fn method(settings: &Settings) -> String {
          - Errors: connections that broke, and answers that were a refusal where none should be, or none where each should \
          be; all repetitions together.\n\
          - CPU: user and system time of the proxy and its children, from `/proc/PID/stat`, after less before, in seconds per \
-         100,000 requests; beside it how much of that is spent in the kernel, which receives and sends.\n\
+         100,000 requests; beside it how much of that is spent in the kernel, which receives and sends, and \
+         what the server behind it spends.\n\
          - tollgate is built by `cargo build --release`, the others are as their packages have them.\n",
         KEY.0, KEY.1
     )
@@ -55,12 +56,13 @@ fn method(settings: &Settings) -> String {
 type Figure = fn(&Sample) -> Option<f64>;
 
 fn table(results: &Results) -> String {
-    let columns: [(&str, usize, Figure); 5] = [
+    let columns: [(&str, usize, Figure); 6] = [
         ("requests per second", 0, checks::per_second),
         ("p50", 2, |sample| Some(sample.load.p50)),
         ("p99", 2, |sample| Some(sample.load.p99)),
         ("CPU", 2, checks::cpu),
-        ("in the kernel", 2, |sample| Some(sample.cpu?.system)),
+        ("in the kernel", 2, checks::kernel),
+        ("CPU of the server", 2, |sample| Some(sample.server_cpu.all())),
     ];
     let mut titles: Vec<String> = columns.iter().map(|(title, ..)| (*title).to_owned()).collect();
     titles.push("errors".to_owned());

@@ -9,6 +9,7 @@ use http::{Method, Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 use tollgate::{Clock, SystemClock};
 
+use super::head;
 use super::wire::Wire;
 use crate::gateway::body::BrokenOff;
 
@@ -77,8 +78,9 @@ impl Encoder {
             Self::Length(_) => Err(Unlike),
             Self::Chunked => {
                 wire.write.extend_from_slice(b"0\r\n");
-                if let Some(trailers) = trailers {
-                    add_fields(&mut wire.write, trailers, |name| announced.names(name));
+                for (name, value) in trailers.into_iter().flatten().filter(|(name, _)| announced.names(name))
+                {
+                    add_field(&mut wire.write, name, value);
                 }
                 wire.write.extend_from_slice(b"\r\n");
                 Ok(())
@@ -117,15 +119,11 @@ fn in_hex(number: u64, digits: &mut [u8; 16]) -> &[u8] {
     digits.get(first..).unwrap_or_default()
 }
 
-fn add_fields(to: &mut Vec<u8>, fields: &HeaderMap, which: impl Fn(&HeaderName) -> bool) {
-    for (name, value) in fields {
-        if which(name) {
-            to.extend_from_slice(name.as_str().as_bytes());
-            to.extend_from_slice(b": ");
-            to.extend_from_slice(value.as_bytes());
-            to.extend_from_slice(b"\r\n");
-        }
-    }
+fn add_field(to: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
+    to.extend_from_slice(name.as_str().as_bytes());
+    to.extend_from_slice(b": ");
+    to.extend_from_slice(value.as_bytes());
+    to.extend_from_slice(b"\r\n");
 }
 
 /// Room for a head, so that it is made only once.
@@ -172,8 +170,13 @@ pub(super) fn request(
         Some(Some(length)) => Encoder::Length(length),
         Some(None) => Encoder::Chunked,
     };
-    let says_length = fields.contains_key(header::CONTENT_LENGTH);
-    add_fields(to, fields, |name| *name != header::CONTENT_LENGTH);
+    let mut says_length = false;
+    for (name, value) in fields {
+        match *name {
+            header::CONTENT_LENGTH => says_length = true,
+            _ => add_field(to, name, value),
+        }
+    }
     match encoder {
         Encoder::Chunked => to.extend_from_slice(b"transfer-encoding: chunked\r\n"),
         // Of these some servers want to hear that there is nothing.
@@ -220,22 +223,33 @@ pub(super) fn response<B>(
     let is_switch = status == StatusCode::SWITCHING_PROTOCOLS;
     let has_no_length = status.is_informational() || status == StatusCode::NO_CONTENT;
     let is_bare = has_no_length || manner.is_head || status == StatusCode::NOT_MODIFIED;
-    let said = fields.get(header::CONTENT_LENGTH).filter(|_| !has_no_length);
-    let said_number = said.and_then(|said| super::head::number(said.as_bytes(), 10));
-    let encoder = match length.or(said_number) {
+    let (mut said, mut is_last, mut is_dated) = (None, false, false);
+    for (name, value) in fields {
+        match *name {
+            header::CONTENT_LENGTH => {
+                said = head::number(value.as_bytes(), 10).filter(|_| !has_no_length);
+                continue;
+            }
+            header::CONNECTION if !is_switch => {
+                is_last |= value.as_bytes().eq_ignore_ascii_case(b"close");
+                continue;
+            }
+            header::DATE => is_dated = true,
+            _ => {}
+        }
+        add_field(to, name, value);
+    }
+    let encoder = match length.or(said) {
         _ if is_bare => Encoder::Length(0),
         Some(length) => Encoder::Length(length),
         None if manner.is_http_1_0 => Encoder::Open,
         None => Encoder::Chunked,
     };
-    manner.stays &= encoder != Encoder::Open && !is_switch;
-    add_fields(to, fields, |name| {
-        *name != header::CONTENT_LENGTH && (is_switch || *name != header::CONNECTION)
-    });
+    manner.stays &= !is_last && encoder != Encoder::Open && !is_switch;
     match encoder {
         Encoder::Length(_) if is_bare => {
             // What there would be if it had a body.
-            if let Some(length) = said_number.or(length.filter(|length| *length > 0 && manner.is_head)) {
+            if let Some(length) = said.or(length.filter(|length| *length > 0 && manner.is_head)) {
                 add_length(to, length);
             }
         }
@@ -243,7 +257,7 @@ pub(super) fn response<B>(
         Encoder::Chunked => to.extend_from_slice(b"transfer-encoding: chunked\r\n"),
         Encoder::Open => {}
     }
-    if !fields.contains_key(header::DATE) {
+    if !is_dated {
         add_date(to);
     }
     match manner.stays {

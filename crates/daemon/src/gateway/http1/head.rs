@@ -66,6 +66,8 @@ pub(super) struct Asked {
     pub(super) stays: bool,
     /// Whether the client waits to be told that it may send the body.
     pub(super) expects: bool,
+    /// Whether the client takes what follows a body.
+    pub(super) takes_trailers: bool,
 }
 
 /// What the fields of a head say of what follows.
@@ -76,6 +78,7 @@ struct Framing {
     has_close: bool,
     has_keep_alive: bool,
     expects: bool,
+    takes_trailers: bool,
 }
 
 /// Reads the head of a request, all of which is there.
@@ -121,11 +124,14 @@ pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
                 }
                 framing.is_chunked = true;
             }
-            header::CONNECTION => framing.connection(value),
+            header::CONNECTION => return Ok(framing.connection(value)),
+            header::TE => {
+                framing.takes_trailers |= words(value).any(|word| word.eq_ignore_ascii_case(b"trailers"))
+            }
             header::EXPECT => framing.expects |= value.as_bytes().eq_ignore_ascii_case(b"100-continue"),
             _ => {}
         }
-        Ok(())
+        Ok(Of::All)
     })?;
     let length = match framing.length {
         _ if framing.is_chunked => Length::Chunked,
@@ -136,6 +142,7 @@ pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
         length,
         stays: framing.stays(is_http_1_0),
         expects: framing.expects && !is_http_1_0 && length != Length::Exactly(0),
+        takes_trailers: framing.takes_trailers,
     })
 }
 
@@ -176,13 +183,13 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
             }
             header::TRANSFER_ENCODING => {
                 is_coded = true;
-                let last = value.as_bytes().rsplit(|byte| *byte == b',').next().unwrap_or_default();
-                framing.is_chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
+                framing.is_chunked =
+                    words(value).last().is_some_and(|last| last.eq_ignore_ascii_case(b"chunked"));
             }
-            header::CONNECTION => framing.connection(value),
+            header::CONNECTION => return Ok(framing.connection(value)),
             _ => {}
         }
-        Ok(())
+        Ok(Of::All)
     })?;
     if let Some(reason) = parsed.reason.filter(|reason| status.canonical_reason() != Some(reason))
         && !reason.is_empty()
@@ -210,19 +217,33 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
 pub(super) fn trailers(text: &Bytes) -> Result<HeaderMap, Wrong> {
     let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
     match httparse::parse_headers(text, &mut fields) {
-        Ok(httparse::Status::Complete((_, fields))) => map_of(fields, text, |_, _, _| Ok(())),
+        Ok(httparse::Status::Complete((_, fields))) => map_of(fields, text, |_, _, _| Ok(Of::All)),
         Ok(httparse::Status::Partial) => Err(Wrong::Head("What follows the body is no HTTP.")),
         Err(error) => Err(wrong(error)),
     }
 }
 
+/// Whom a field is for.
+enum Of {
+    All,
+    /// For whoever reads the head, and nobody behind it.
+    Reader,
+}
+
 impl Framing {
-    fn connection(&mut self, value: &HeaderValue) {
-        for word in value.as_bytes().split(|byte| *byte == b',') {
-            let word = word.trim_ascii();
-            self.has_close |= word.eq_ignore_ascii_case(b"close");
-            self.has_keep_alive |= word.eq_ignore_ascii_case(b"keep-alive");
+    /// What `Connection` says is for the reader alone, unless it names other fields.
+    fn connection(&mut self, value: &HeaderValue) -> Of {
+        let mut of = Of::Reader;
+        for word in words(value) {
+            if word.eq_ignore_ascii_case(b"keep-alive") {
+                self.has_keep_alive = true;
+            } else if word.eq_ignore_ascii_case(b"close") {
+                self.has_close = true;
+            } else {
+                of = Of::All;
+            }
         }
+        of
     }
 
     fn stays(&self, is_http_1_0: bool) -> bool {
@@ -230,11 +251,16 @@ impl Framing {
     }
 }
 
+/// The words of a list.
+fn words(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
 /// The fields of a head, each of which is looked at.
 fn map_of(
     fields: &[Header<'_>],
     head: &Bytes,
-    mut look: impl FnMut(&HeaderName, &HeaderValue, &Header<'_>) -> Result<(), Wrong>,
+    mut look: impl FnMut(&HeaderName, &HeaderValue, &Header<'_>) -> Result<Of, Wrong>,
 ) -> Result<HeaderMap, Wrong> {
     // Some more are added on the way.
     let mut map = HeaderMap::with_capacity(fields.len() + 6);
@@ -242,8 +268,9 @@ fn map_of(
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| Wrong::TooLarge)?;
         let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))
             .map_err(|_| Wrong::Head("A field of the head has a value that is none."))?;
-        look(&name, &value, field)?;
-        map.try_append(name, value).map_err(|_| Wrong::TooLarge)?;
+        if let Of::All = look(&name, &value, field)? {
+            map.try_append(name, value).map_err(|_| Wrong::TooLarge)?;
+        }
     }
     Ok(map)
 }

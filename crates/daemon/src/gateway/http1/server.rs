@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header;
 use http::{Method, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
@@ -112,11 +112,11 @@ impl Connection {
                 Err(Stop::Nothing(ended)) => return ended,
                 Err(Stop::Wrong(wrong)) => return self.refuse(wrong).await,
             };
-            let Asked { request, length, stays, expects } = asked;
+            let Asked { request, length, stays, expects, takes_trailers } = asked;
             let mut manner = Manner {
                 is_head: *request.method() == Method::HEAD,
                 is_http_1_0: request.version() == Version::HTTP_10,
-                takes_trailers: takes_trailers(request.headers()),
+                takes_trailers,
                 stays,
             };
             let body = self.body_of(length, expects);
@@ -129,11 +129,12 @@ impl Connection {
             });
             let Some(answer) = answered.await else { return Ended::Badly };
             drop(answering);
-            manner.stays &= !is_last(&answer) && !self.drain.is_cancelled();
+            manner.stays &= !self.drain.is_cancelled();
             // A body that nobody wants is read if it is small. Else the client is told that the connection ends: its next
             // request would be lost.
-            if Arc::strong_count(&self.shared) == 1 && !self.is_read().await {
-                manner.stays = false;
+            if Arc::strong_count(&self.shared) == 1 && !self.has_read() {
+                let is_last = answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
+                manner.stays &= !is_last && self.reads_soon().await;
             }
             let body = match self.write(answer, &mut manner).await {
                 Ok(body) => body,
@@ -148,7 +149,7 @@ impl Connection {
                 tunnel::connect(shared.wire, tunnel).await;
                 return Ended::Well;
             }
-            if !manner.stays || !self.is_read().await {
+            if !manner.stays || !self.has_read() && !self.reads_soon().await {
                 self.close().await;
                 return Ended::Well;
             }
@@ -324,15 +325,20 @@ impl Connection {
         .await
     }
 
-    /// Whether the body of the request has come to its end, or does so soon.
-    async fn is_read(&mut self) -> bool {
+    /// Whether the body of the request has come to its end.
+    fn has_read(&self) -> bool {
+        self.shared.lock().decoder.is_done()
+    }
+
+    /// Reads what is left of the body, if that is little and comes soon.
+    async fn reads_soon(&mut self) -> bool {
         let mut left = SMALL;
         {
             let shared = self.shared.lock();
             let is_large = shared.decoder.exactly().is_some_and(|length| length > SMALL as u64);
             // Who still waits to be told has not sent it.
-            if shared.decoder.is_done() || shared.expects || is_large {
-                return shared.decoder.is_done();
+            if shared.expects || is_large {
+                return false;
             }
         }
         let read = poll_fn(|context| {
@@ -389,19 +395,6 @@ impl Connection {
         };
         let _ = tokio::time::timeout(LINGERS, closed).await;
     }
-}
-
-/// Whether a client wants to have what follows a body.
-fn takes_trailers(fields: &HeaderMap) -> bool {
-    let mut codings =
-        fields.get_all(header::TE).iter().flat_map(|te| te.as_bytes().split(|byte| *byte == b','));
-    codings.any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
-}
-
-/// Whether an answer says that it is the last one.
-fn is_last(answer: &Response<AnswerBody>) -> bool {
-    let is_close = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"close");
-    answer.headers().get(header::CONNECTION).is_some_and(is_close)
 }
 
 /// Sends, but does not wait for ever for a client to take something.
