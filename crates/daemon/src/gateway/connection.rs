@@ -69,14 +69,14 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     let Some(acceptor) = shared.tls.load_full() else {
         return begin(worker, stream, connection, head).await;
     };
-    let Ok(Ok(stream)) = timeout(head, acceptor.accept(stream)).await else {
+    let Ok(Ok(stream)) = Box::pin(timeout(head, acceptor.accept(stream))).await else {
         return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore();
     };
     let session = stream.get_ref().1;
     connection.is_tls = true;
     connection.tls_client = session.peer_certificates().and_then(|chain| super::tls::name_of(chain.first()?));
     match session.alpn_protocol() == Some(b"h2") {
-        true => serve_http2(worker, stream, connection).await,
+        true => Box::pin(serve_http2(worker, stream, connection)).await,
         false => {
             let wire = Wire::new(Stream::Client(Box::new(stream)), BytesMut::new());
             serve_http1(worker, wire, connection).await;
@@ -141,7 +141,8 @@ async fn begin(worker: Arc<Worker>, mut stream: Rewound<TcpStream>, connection: 
         }
     });
     match looked.await {
-        Ok(Some(true)) => serve_http2(worker, stream, connection).await,
+        // On the heap, as all that is large and not for everybody: connections that wait are many.
+        Ok(Some(true)) => Box::pin(serve_http2(worker, stream, connection)).await,
         Ok(Some(false)) => {
             let (beginning, stream) = stream.into_parts();
             serve_http1(worker, Wire::new(Stream::Plain(stream), beginning), connection).await;

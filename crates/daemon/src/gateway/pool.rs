@@ -389,8 +389,10 @@ impl Server {
     /// Closes connections of a worker that nobody has used for long, and those that the server has closed.
     pub(super) fn tidy(&self, worker: usize, now: Instant) {
         if let Some(shelf) = self.shelves.get(worker) {
-            shelf.http1.lock().retain_mut(|idle| {
-                now.saturating_duration_since(idle.since) <= FORGOTTEN && idle.exchange.is_usable()
+            shelf.http1.lock().retain_mut(|Idle { exchange, since }| {
+                let is_usable = now.saturating_duration_since(*since) <= FORGOTTEN && exchange.is_usable();
+                exchange.relax();
+                is_usable
             });
         }
     }

@@ -104,6 +104,11 @@ impl Exchange {
         self.wire.read.is_empty() && self.wire.poll_fill(&mut nobody).is_pending()
     }
 
+    /// Keeps no room for what may not come for long.
+    pub(in crate::gateway) fn relax(&mut self) {
+        self.wire.relax();
+    }
+
     /// Sends a request, and waits for the head of its answer. Of a request that was not begun nothing is taken.
     pub(in crate::gateway) async fn ask(
         mut self: Box<Self>,

@@ -213,6 +213,10 @@ impl Connection {
                     has_begun = !is_between;
                     deadline = None;
                 }
+                if is_between && deadline.is_some() {
+                    // It was woken for something else, and has waited for a while.
+                    wire.relax();
+                }
                 let wait = if is_between { self.times.idle } else { self.times.head };
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + wait);
                 return match self.alarm.rings(deadline, context) {

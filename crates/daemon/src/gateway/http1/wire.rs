@@ -189,6 +189,17 @@ impl Wire {
         }
     }
 
+    /// Keeps no room for what may not come for long.
+    pub(super) fn relax(&mut self) {
+        if self.read.is_empty() {
+            self.read = BytesMut::new();
+        }
+        if self.is_flushed() {
+            self.write = Vec::new();
+            self.sent = 0;
+        }
+    }
+
     pub(super) fn poll_close(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
