@@ -111,6 +111,21 @@ fn clients_of_http_1_0_are_answered_as_they_understand() {
 }
 
 #[test]
+fn half_an_answer_is_not_taken_for_a_whole_one() {
+    let upstream = Upstream::start(|_, stream| {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n");
+        false
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = tollgate.client();
+    // To this client the end of the connection is that of the body.
+    client.send("GET /x HTTP/1.0\r\nhost: a\r\n\r\n");
+    let mut read = Vec::new();
+    let error = client.stream().read_to_end(&mut read).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{}", read.escape_ascii());
+}
+
+#[test]
 fn what_a_server_says_of_its_status_is_passed_on_and_what_it_leaves_out_is_added() {
     let upstream = Upstream::start(|received, stream| {
         let answer: &[u8] = match received.path() {

@@ -310,8 +310,11 @@ impl Connection {
                     Err(_) => Err(Unlike),
                 };
                 if put.is_err() {
-                    // What there is of it is sent all the same.
+                    // What there is of it is sent all the same, but not so that it could be taken for the whole.
                     (is_last, is_whole) = (true, Err(()));
+                    if encoder == Encoder::Open {
+                        wire.breaks_when_dropped();
+                    }
                 }
             }
         })

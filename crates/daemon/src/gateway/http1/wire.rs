@@ -200,6 +200,13 @@ impl Wire {
         }
     }
 
+    /// Has the connection break rather than end, where that is all the difference. In TLS an end is said in words.
+    pub(super) fn breaks_when_dropped(&self) {
+        if let Stream::Plain(stream) = &self.stream {
+            let _ = stream.set_zero_linger();
+        }
+    }
+
     pub(super) fn poll_close(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
