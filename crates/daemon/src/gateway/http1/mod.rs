@@ -18,6 +18,7 @@ pub(super) use self::wire::{Stream, Wire};
 #[cfg(test)]
 mod tests {
     use bytes::BytesMut;
+    use proptest::prelude::*;
 
     use super::decode::{Decoder, Piece};
     use super::head::{self, Length, Scan, Wrong};
@@ -112,6 +113,66 @@ mod tests {
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n x\r\n\r\n",
         ] {
             assert!(!is_good(text), "{text:?}");
+        }
+    }
+
+    /// Pieces of which requests are made, and what spoils them.
+    const PIECES: [&str; 32] = [
+        "GET / HTTP/1.1\r\n",
+        "POST /x HTTP/1.1\r\n",
+        "POST /x HTTP/1.0\r\n",
+        "host: a\r\n",
+        "content-length: 5\r\n",
+        "content-length: 0\r\n",
+        "Content-Length:5\r\n",
+        "content-length : 5\r\n",
+        "transfer-encoding: chunked\r\n",
+        "transfer-encoding: chunked",
+        "x: y\r\n",
+        "connection: keep-alive, x\r\n",
+        "\r\n",
+        "\r\n\r\n",
+        "5\r\nhello\r\n",
+        "5;a=b\r\nhello\r\n",
+        "hello",
+        "0\r\n\r\n",
+        "0\r\n",
+        "\n",
+        "\r",
+        " ",
+        "\t",
+        ":",
+        "\0",
+        "#",
+        "ä",
+        "ffffffffffffffff",
+        "1",
+        "a",
+        "HTTP/1.1",
+        ",",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 2000,
+            failure_persistence: Some(Box::new(
+                proptest::test_runner::FileFailurePersistence::Direct("src/gateway/http1/tests.regressions"),
+            )),
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn what_is_read_does_not_depend_on_how_it_is_cut(
+            pieces in prop::collection::vec(prop::sample::select(&PIECES[..]), 1..24),
+            size in 1_usize..40,
+        ) {
+            let text = pieces.concat();
+            let whole = read([text.as_bytes()]);
+            let cut = read(text.as_bytes().chunks(size));
+            prop_assert_eq!(whole.is_ok(), cut.is_ok(), "{:?}: {:?} and {:?}", text, whole, cut);
+            if whole.is_ok() {
+                prop_assert_eq!(whole, cut);
+            }
         }
     }
 }
