@@ -94,11 +94,15 @@ impl Glob {
 impl Condition {
     pub(crate) fn holds(&self, request: &Request<'_, '_>) -> bool {
         let facts = request.facts;
-        let is_method = |method: &String| method == facts.method || method.eq_ignore_ascii_case(facts.method);
+        let is_method = |method: &String| {
+            method.len() == facts.method.len()
+                && (method == facts.method || method.eq_ignore_ascii_case(facts.method))
+        };
+        let is_path = |path: &PathPattern| path.is_all() || path.matches(request.path());
         (self.methods.is_empty() || self.methods.iter().any(is_method))
             && (self.classes.is_empty() || request.class.is_some_and(|class| self.classes.contains(&class)))
             && (self.plans.is_empty() || request.plan.is_some_and(|plan| self.plans.contains(&plan)))
-            && (self.paths.is_empty() || self.paths.iter().any(|path| path.matches(request.path())))
+            && (self.paths.is_empty() || self.paths.iter().any(is_path))
             && (self.is_plain || self.holds_otherwise(request))
     }
 

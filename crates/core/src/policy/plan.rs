@@ -199,7 +199,11 @@ impl Policy {
 struct Asked(u64);
 
 impl Asked {
+    #[inline]
     fn is_for(&mut self, limiter: &Limiter, index: usize, request: &Request<'_, '_>) -> bool {
+        if limiter.matches.is_empty() {
+            return true;
+        }
         let bit =
             |index: usize| u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0);
         let is_known = limiter.match_kind < index && bit(limiter.match_kind) != 0;
@@ -223,7 +227,7 @@ fn drawn(limiter: &str, key: &KeyBytes) -> u64 {
 
 impl Limiter {
     fn is_for(&self, request: &Request<'_, '_>) -> bool {
-        self.matches.is_empty() || self.matches.iter().any(|condition| condition.holds(request))
+        self.matches.iter().any(|condition| condition.holds(request))
     }
 
     /// Whether what a request costs is only known afterwards.

@@ -92,8 +92,9 @@ impl MemoryStore {
                 match self.charge_word(algorithm, record, number, hash, now, cost) {
                     Some(outcome) => outcome,
                     None => {
-                        let call = Call::new(Op::Charge, Ask::from(cost), now);
-                        self.decide_missing(algorithm, self.target(number, record, hash, key), call, None)
+                        let ask = Ask::from(cost);
+                        let call = Call::new(Op::Charge, &ask, now);
+                        self.decide_missing(algorithm, &self.target(number, record, hash, key), &call, None)
                     }
                 }
             }, else Outcome::allow(0, 0));
@@ -141,19 +142,19 @@ impl MemoryStore {
         let now = self.time(at);
         let (rule, record) = self.current(charge.rule, now)?;
         let hash = self.hash(charge.key, record);
-        let call = Call::new(op, charge.ask, now);
+        let call = Call::new(op, &charge.ask, now);
         if !record.in_table {
-            return self.decide_in_maps(self.target(rule, record, hash, charge.key), call);
+            return self.decide_in_maps(&self.target(rule, record, hash, charge.key), &call);
         }
-        let outcome = self.decide_in_table(rule, record, hash, charge.key, call, None);
+        let outcome = self.decide_in_table(rule, record, hash, charge.key, &call, None);
         let latest = self.latest_seen(at);
         if outcome.allowed || latest <= now {
             return Ok(outcome);
         }
         let now = latest;
         let (rule, record) = self.current(charge.rule, now)?;
-        let call = Call::new(op, charge.ask, now);
-        Ok(self.decide_in_table(rule, record, hash, charge.key, call, None))
+        let call = Call::new(op, &charge.ask, now);
+        Ok(self.decide_in_table(rule, record, hash, charge.key, &call, None))
     }
 
     /// Decides the same charge for many keys of one rule and tells `each` the outcome. Keys are fetched ahead of
@@ -207,7 +208,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    pub(super) fn decide_in_maps(&self, target: Target<'_>, call: Call) -> Result<Outcome, StoreError> {
+    pub(super) fn decide_in_maps(&self, target: &Target<'_>, call: &Call<'_>) -> Result<Outcome, StoreError> {
         match self.shards.lock(self.shards.index(target.hash)) {
             Some(mut shard) => self.decide_in_shard(&mut shard, target, call),
             None => Err(StoreError::Full { bytes: self.max_bytes }),
@@ -217,8 +218,8 @@ impl MemoryStore {
     pub(super) fn decide_in_shard(
         &self,
         shard: &mut Shard,
-        target: Target<'_>,
-        call: Call,
+        target: &Target<'_>,
+        call: &Call<'_>,
     ) -> Result<Outcome, StoreError> {
         let elsewhere = |moves| match target.record.has_siblings_in_table() {
             true => Elsewhere {
@@ -241,14 +242,14 @@ impl MemoryStore {
         record: &Record,
         hash: u64,
         key: KeyRef<'_>,
-        call: Call,
+        call: &Call<'_>,
         locked: Option<&mut Locked<'_>>,
     ) -> Outcome {
         on_word!(record, algorithm => {
             let place = self.table.place(hash);
             match self.apply_to_word(algorithm, record, place, Tag::new(hash, rule), call) {
                 Some(outcome) => outcome,
-                None => self.decide_missing(algorithm, self.target(rule, record, hash, key), call, locked),
+                None => self.decide_missing(algorithm, &self.target(rule, record, hash, key), call, locked),
             }
         }, else Outcome::allow(0, 0))
     }
@@ -259,7 +260,7 @@ impl MemoryStore {
         record: &Record,
         place: Place,
         tag: Tag,
-        call: Call,
+        call: &Call<'_>,
     ) -> Option<Outcome> {
         let base = record.base();
         self.table.update(place, tag, |word| {
@@ -275,17 +276,17 @@ impl MemoryStore {
     pub(super) fn decide_missing<A: Packed>(
         &self,
         algorithm: &A,
-        target: Target<'_>,
-        call: Call,
+        target: &Target<'_>,
+        call: &Call<'_>,
         locked: Option<&mut Locked<'_>>,
     ) -> Outcome {
-        let Target { rule, record, hash, .. } = target;
+        let Target { rule, record, hash, .. } = *target;
         let now = call.now;
         let place = self.table.place(hash);
         let tag = Tag::new(hash, rule);
         // Shards are always locked before sets.
         let mut own = match &locked {
-            None => self.lock(std::iter::once(&target)),
+            None => self.lock(std::iter::once(target)),
             Some(_) => Locked::default(),
         };
         let shard = self.shards.index(hash);
