@@ -8,10 +8,11 @@ mod body;
 mod headers;
 mod write;
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-pub use headers::{HeaderList, HeaderStyle, standing_headers};
+pub use headers::{HeaderList, HeaderStyle, Told, ToldStanding, standing_headers, told_headers};
 
 use crate::decision::{Reason, Refused};
 use crate::time::Nanos;
@@ -77,8 +78,8 @@ pub struct Answer {
 /// };
 /// let answer = refusal(&refused, &AnswerStyle::default(), Some(b"text/plain"), "/v1/charges", 0, 0);
 /// assert_eq!(answer.status, 429);
-/// assert!(answer.headers.contains(&("retry-after", "5".to_owned())));
-/// assert!(answer.headers.contains(&("ratelimit", r#""per-key";r=0;t=5"#.to_owned())));
+/// assert!(answer.headers.contains(&("retry-after", "5".into())));
+/// assert!(answer.headers.contains(&("ratelimit", r#""per-key";r=0;t=5"#.into())));
 /// assert!(answer.body.contains(r#"The limit "per-key" of 100 requests per 60 s is exceeded. Try again in 5 s."#));
 /// ```
 pub fn refusal(
@@ -89,18 +90,52 @@ pub fn refusal(
     now_epoch_secs: u64,
     draw: u32,
 ) -> Answer {
-    let status = refused.reason.status();
     let wait = seconds_away(refused, style.retry_jitter_percent, draw);
-    let mut headers = headers::build(style.headers, &refused.exceeded, now_epoch_secs, wait);
+    let headers = headers::on_told(style.headers, &refused.exceeded, |told| {
+        headers::build(style.headers, told, now_epoch_secs, wait)
+    });
+    let docs = style.docs_url.as_deref();
+    let body = body::build(refused, wait, accept, instance, docs, None);
+    answer(refused, style, wait, headers, body)
+}
+
+/// As [`refusal`], of a request that has exceeded one limit, without finding the words for that anew.
+pub fn told_refusal(
+    refused: &Refused,
+    told: &Told,
+    style: &AnswerStyle,
+    accept: Option<&[u8]>,
+    instance: &str,
+    now_epoch_secs: u64,
+    draw: u32,
+) -> Answer {
+    let [standing] = refused.exceeded.as_slice() else {
+        return refusal(refused, style, accept, instance, now_epoch_secs, draw);
+    };
+    let wait = seconds_away(refused, style.retry_jitter_percent, draw);
+    let standing = [ToldStanding::of(told, standing)];
+    let headers = headers::build(style.headers, &standing, now_epoch_secs, wait);
+    let docs = style.docs_url.as_deref();
+    let body = body::build(refused, wait, accept, instance, docs, told.problem.as_ref());
+    answer(refused, style, wait, headers, body)
+}
+
+fn answer(
+    refused: &Refused,
+    style: &AnswerStyle,
+    wait: Option<u64>,
+    mut headers: HeaderList,
+    (content_type, body): (&'static str, String),
+) -> Answer {
+    let status = refused.reason.status();
     if let Some(wait) = wait {
         headers.push(("retry-after", write::number(wait)));
     }
     // Envoy does not retry what carries this header. Another worker may well take what this one has shed.
     if style.headers == HeaderStyle::Envoy && status == 429 {
-        headers.push(("x-envoy-ratelimited", "true".to_owned()));
+        headers.push(("x-envoy-ratelimited", Cow::Borrowed("true")));
     }
-    headers.push(("cache-control", "no-store".to_owned()));
-    let (content_type, body) = body::build(refused, wait, accept, instance, style.docs_url.as_deref());
+    headers.push(("cache-control", Cow::Borrowed("no-store")));
     Answer { status, headers, content_type, body }
 }
 

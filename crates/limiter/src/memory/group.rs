@@ -12,7 +12,7 @@ use super::shards::{Call, Shard, Target};
 
 /// The shards that one call has locked, in ascending order.
 #[derive(Default)]
-pub(super) struct Locked<'a>(SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>);
+pub(super) struct Locked<'a>(SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>);
 
 impl Locked<'_> {
     pub(super) fn get(&mut self, index: usize) -> Option<&mut Shard> {
@@ -62,7 +62,7 @@ impl MemoryStore {
             let latest = if tries < TRIES { self.latest_seen(at) } else { now };
             let decide = |targets: &[Wanted<'_>]| self.decide_targets(targets, now, latest);
             match on_merged(&targets, decide)? {
-                Some(verdict) => return Ok((spread(&targets, verdict), now)),
+                Some(outcomes) => return Ok((Verdict::of(spread(&targets, outcomes)), now)),
                 None => now = latest,
             }
         }
@@ -82,7 +82,7 @@ impl MemoryStore {
             let mut locked = self.lock(targets.iter().map(|(target, _)| target));
             self.estimate_all(targets, now, &mut locked)
         })?;
-        Ok(spread(&targets, Verdict::of(outcomes)))
+        Ok(Verdict::of(spread(&targets, outcomes)))
     }
 
     #[inline]
@@ -99,8 +99,8 @@ impl MemoryStore {
             if !last.is_some_and(|last| last.kind == key.kind && std::ptr::eq(last.bytes, key.bytes)) {
                 (last, hash, check) = (Some(*key), self.hash_key(*key), None);
             }
-            let in_maps = !record.in_table || record.has_siblings();
-            let check = if in_maps { *check.get_or_insert_with(|| self.check(*key)) } else { 0 };
+            let check =
+                if record.may_be_in_maps() { *check.get_or_insert_with(|| self.check(*key)) } else { 0 };
             targets.push((Target { rule, record, hash: hash ^ record.salt, check, key: *key }, ask));
         }
         Ok(())
@@ -112,7 +112,7 @@ impl MemoryStore {
         targets: &[Wanted<'_>],
         now: Timestamp,
         latest: Timestamp,
-    ) -> Result<Option<Verdict>, StoreError> {
+    ) -> Result<Option<Vec<Outcome>>, StoreError> {
         let mut locked = self.lock(targets.iter().map(|(target, _)| target));
         // What lives in the maps is locked; words others may take at any moment. So one that is alone need not be looked at before
         // it is charged: if all else would pass, it decides, and if it refuses, nothing was touched.
@@ -150,7 +150,7 @@ impl MemoryStore {
                     *outcome = self.decide_locked(target, &call, &mut locked)?;
                 }
             }
-            return Ok(Some(Verdict::of(outcomes)));
+            return Ok(Some(outcomes));
         }
         // Words first. Whether a lease was held before: it must not be given back with what this call takes.
         let mut taken: SmallVec<[(&Wanted<'_>, bool); 10]> = SmallVec::new();
@@ -173,7 +173,7 @@ impl MemoryStore {
                 taken.push((wanted, was_held));
             }
         }
-        Ok(Some(Verdict::of(outcomes)))
+        Ok(Some(outcomes))
     }
 
     /// Another call took what was there a moment ago: what this one has taken goes back.
@@ -186,7 +186,7 @@ impl MemoryStore {
         refused: Result<Outcome, StoreError>,
         (now, latest): (Timestamp, Timestamp),
         locked: &mut Locked<'_>,
-    ) -> Result<Option<Verdict>, StoreError> {
+    ) -> Result<Option<Vec<Outcome>>, StoreError> {
         for ((target, ask), _) in taken.iter().filter(|(_, was_held)| !was_held) {
             let undo = Call { op: Op::Undo, ask, now: latest.max(now), taken: now };
             let _ = self.decide_locked(target, &undo, locked)?;
@@ -197,7 +197,7 @@ impl MemoryStore {
         if let Some((_, place)) = place {
             *place = refused;
         }
-        Ok(Some(Verdict::of(outcomes)))
+        Ok(Some(outcomes))
     }
 
     fn is_held(&self, target: &Target<'_>, ask: &Ask, now: Timestamp, locked: &mut Locked<'_>) -> bool {
@@ -245,7 +245,7 @@ impl MemoryStore {
         &'s self,
         targets: impl Iterator<Item = &'t Target<'t>> + Clone,
     ) -> Locked<'s> {
-        let needed = targets.filter(|target| !target.record.in_table || target.record.has_siblings());
+        let needed = targets.filter(|target| target.record.may_be_in_maps());
         let indexes = needed.map(|target| self.shards.index(target.hash));
         let mut locked = Locked::default();
         // Few are needed: the next one is sooner looked for than all are sorted.
@@ -291,17 +291,16 @@ fn summed<'a>(targets: &[Wanted<'a>]) -> Vec<(Target<'a>, Ask)> {
 }
 
 /// Gives every charge the outcome of the target that it was merged into.
-fn spread(targets: &[Wanted<'_>], verdict: Verdict) -> Verdict {
-    if verdict.outcomes.len() == targets.len() {
-        return verdict;
+fn spread(targets: &[Wanted<'_>], outcomes: Vec<Outcome>) -> Vec<Outcome> {
+    if outcomes.len() == targets.len() {
+        return outcomes;
     }
     let merged = summed(targets);
-    let outcomes = targets.iter().filter_map(|(target, ask)| {
+    let spread = targets.iter().filter_map(|(target, ask)| {
         let index = merged.iter().position(|(other, sum)| is_same((other, sum), (target, ask)))?;
-        verdict.outcomes.get(index).copied()
+        outcomes.get(index).copied()
     });
-    let outcomes = outcomes.collect();
-    Verdict { outcomes, ..verdict }
+    spread.collect()
 }
 
 /// Whether two charges are of the same key under the same rule, and of the same lease where there are leases.

@@ -424,9 +424,10 @@ impl MemoryStore {
         hasher.finish()
     }
 
+    #[inline]
     fn target<'a>(&self, rule: u32, record: &'a Record, hash: u64, key: KeyRef<'a>) -> Target<'a> {
-        let in_maps = !record.in_table || record.has_siblings();
-        Target { rule, record, hash, check: if in_maps { self.check(key) } else { 0 }, key }
+        let check = if record.may_be_in_maps() { self.check(key) } else { 0 };
+        Target { rule, record, hash, check, key }
     }
 
     fn judge(&self, now: Timestamp) -> JudgeAt<'_> {
@@ -486,7 +487,10 @@ impl Store for MemoryStore {
     }
 
     fn give_back(&self, charge: Charge<'_>) {
+        // What is given back is there whatever the time is, so that of the last reading will do.
+        let is_read = self.reads_system_clock.load(Ordering::Relaxed);
+        let now = if is_read { self.latest_seen(None) } else { self.time(None) };
         // Giving back needs no room, so it cannot fail.
-        let _ = self.decide(Op::Refund, charge, None);
+        let _ = self.decide_once(Op::Refund, &charge, now);
     }
 }

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hashbrown::{HashMap, HashTable};
 use parking_lot::{Mutex, MutexGuard};
 use tollgate_core::key::{Key, KeyRef, Kind};
-use tollgate_core::limit::{Ask, Op, State};
+use tollgate_core::limit::{self, Ask, Op, State};
 use tollgate_core::store::StoreError;
-use tollgate_core::{Outcome, Timestamp};
+use tollgate_core::{Limit, Outcome, Timestamp};
 
 use super::family::Moves;
 use super::rules::{Record, Rules};
@@ -206,17 +206,40 @@ impl Shards {
             return self.apply_to_newcomer(shard, rules, target, call, elsewhere);
         };
         let Some(entry) = shard.entries.get_mut(position as usize) else { return Err(self.full()) };
-        let limit = &target.record.limit;
-        let before = entry.state.heap_bytes();
-        if entry.rule != target.rule {
-            if let Some(outcome) = entry.carry(rules, target, call) {
-                return Ok(outcome);
+        match (&target.record.limit, &mut entry.state) {
+            _ if entry.rule != target.rule => {}
+            // What has nothing on the heap, or is only looked at, stays as large as it is.
+            (Limit::Concurrency(limit), State::InFlight(state)) => {
+                return Ok(limit::apply(limit, call.op, state, call.now, call.ask.cost, call.taken));
             }
-        } else if call.op == Op::Estimate
-            && let Some(outcome) = limit.estimate(&entry.state, call.now, *call.ask)
+            (limit, state) if call.op == Op::Estimate => {
+                if let Some(outcome) = limit.estimate(state, call.now, *call.ask) {
+                    return Ok(outcome);
+                }
+            }
+            _ => {}
+        }
+        self.apply_and_resize(shard, rules, target, call, position)
+    }
+
+    /// The same for a state that may become larger or smaller.
+    #[inline(never)]
+    fn apply_and_resize(
+        &self,
+        shard: &mut Shard,
+        rules: &Rules,
+        target: &Target<'_>,
+        call: &Call<'_>,
+        position: u32,
+    ) -> Result<Outcome, StoreError> {
+        let Some(entry) = shard.entries.get_mut(position as usize) else { return Err(self.full()) };
+        let before = entry.state.heap_bytes();
+        if entry.rule != target.rule
+            && let Some(outcome) = entry.carry(rules, target, call)
         {
             return Ok(outcome);
         }
+        let limit = &target.record.limit;
         let outcome = limit.apply(call.op, &mut entry.state, call.now, *call.ask, call.taken);
         let after = entry.state.heap_bytes();
         if after == before {

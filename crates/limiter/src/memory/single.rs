@@ -140,21 +140,30 @@ impl MemoryStore {
     /// ```
     pub fn decide(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
         let now = self.time(at);
+        let outcome = self.decide_once(op, &charge, now)?;
+        let latest = self.latest_seen(at);
+        let is_word = |rule: Rule| self.current(rule, now).is_ok_and(|(_, record)| record.in_table);
+        if outcome.allowed || latest <= now || !is_word(charge.rule) {
+            return Ok(outcome);
+        }
+        self.decide_once(op, &charge, latest)
+    }
+
+    /// The same, at this time.
+    #[inline]
+    pub(super) fn decide_once(
+        &self,
+        op: Op,
+        charge: &Charge<'_>,
+        now: Timestamp,
+    ) -> Result<Outcome, StoreError> {
         let (rule, record) = self.current(charge.rule, now)?;
         let hash = self.hash(charge.key, record);
         let call = Call::new(op, &charge.ask, now);
-        if !record.in_table {
-            return self.decide_in_maps(&self.target(rule, record, hash, charge.key), &call);
+        match record.in_table {
+            true => Ok(self.decide_in_table(rule, record, hash, charge.key, &call, None)),
+            false => self.decide_in_maps(&self.target(rule, record, hash, charge.key), &call),
         }
-        let outcome = self.decide_in_table(rule, record, hash, charge.key, &call, None);
-        let latest = self.latest_seen(at);
-        if outcome.allowed || latest <= now {
-            return Ok(outcome);
-        }
-        let now = latest;
-        let (rule, record) = self.current(charge.rule, now)?;
-        let call = Call::new(op, &charge.ask, now);
-        Ok(self.decide_in_table(rule, record, hash, charge.key, &call, None))
     }
 
     /// Decides the same charge for many keys of one rule and tells `each` the outcome. Keys are fetched ahead of
