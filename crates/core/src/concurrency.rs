@@ -309,11 +309,11 @@ impl LeaseSet {
 
     /// Drops what has expired.
     pub(crate) fn prune(&mut self, now: Timestamp) {
-        while let Some(expiry) = self.by_expiry.front()
-            && expiry.at <= now.as_nanos()
-        {
-            let id = expiry.id;
-            self.remove(id);
+        while let Some(expiry) = self.by_expiry.front().filter(|first| first.at <= now.as_nanos()).copied() {
+            match self.lease(&expiry).is_some() {
+                true => self.remove(expiry.id),
+                false => self.by_expiry.pop_front().is_some(),
+            };
         }
     }
 

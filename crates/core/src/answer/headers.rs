@@ -81,7 +81,9 @@ impl HeaderStyle {
 /// assert_eq!(headers[1], ("ratelimit", r#""per-key";r=99;t=1"#.into()));
 /// ```
 pub fn standing_headers(style: HeaderStyle, standings: &[Standing], now_epoch_secs: u64) -> HeaderList {
-    on_told(style, standings, |told| build(style, told, now_epoch_secs, None))
+    let mut list = HeaderList::new();
+    on_told(style, standings, |told| push(&mut list, style, told, now_epoch_secs, None));
+    list
 }
 
 /// What callers are told of a limit, as far as it is always the same: made once, and not for every request.
@@ -144,32 +146,30 @@ impl<'t> ToldStanding<'t> {
 
 /// As [`standing_headers`], without finding the words for each limit anew.
 pub fn told_headers(style: HeaderStyle, told: &[ToldStanding<'_>], now_epoch_secs: u64) -> HeaderList {
-    build(style, told, now_epoch_secs, None)
+    let mut list = HeaderList::new();
+    push(&mut list, style, told, now_epoch_secs, None);
+    list
 }
 
 /// Finds the words for standings.
-pub(super) fn on_told<R>(
-    style: HeaderStyle,
-    standings: &[Standing],
-    on: impl FnOnce(&[ToldStanding<'_>]) -> R,
-) -> R {
+pub(super) fn on_told(style: HeaderStyle, standings: &[Standing], on: impl FnOnce(&[ToldStanding<'_>])) {
     let told: SmallVec<[Told; 2]> = standings.iter().map(|it| Told::in_headers(style, it)).collect();
     let told = told.iter().zip(standings).map(|(told, standing)| ToldStanding::of(told, standing));
-    on(&told.collect::<SmallVec<[ToldStanding<'_>; 4]>>())
+    on(&told.collect::<SmallVec<[ToldStanding<'_>; 4]>>());
 }
 
-/// The headers, with the number that `Retry-After` carries in the same answer, if there is one.
-pub(super) fn build(
+/// Adds the headers, with the number that `Retry-After` carries in the same answer, if there is one.
+pub(super) fn push(
+    list: &mut HeaderList,
     style: HeaderStyle,
     standings: &[ToldStanding<'_>],
     now_epoch_secs: u64,
     retry_after: Option<u64>,
-) -> HeaderList {
-    let mut list = HeaderList::new();
+) {
     let is_told =
         |it: &&ToldStanding<'_>| style == HeaderStyle::Ietf11 || it.told.unit != Unit::ConcurrentRequests;
     let all = standings.iter().filter(is_told);
-    let (Some(first), false) = (all.clone().next(), style == HeaderStyle::Off) else { return list };
+    let (Some(first), false) = (all.clone().next(), style == HeaderStyle::Off) else { return };
     let limit = first.told.quota;
     let left = integer(first.remaining);
     let wait = retry_after.unwrap_or_else(|| until(first));
@@ -209,7 +209,6 @@ pub(super) fn build(
         }
         HeaderStyle::Off => {}
     }
-    list
 }
 
 /// Seconds until a caller finds more than now. A limit says in `retry_after` that a request like this one does not

@@ -90,13 +90,12 @@ pub fn refusal(
     now_epoch_secs: u64,
     draw: u32,
 ) -> Answer {
-    let wait = seconds_away(refused, style.retry_jitter_percent, draw);
-    let headers = headers::on_told(style.headers, &refused.exceeded, |told| {
-        headers::build(style.headers, told, now_epoch_secs, wait)
+    let (wait, mut answer) = begun(refused, style, draw);
+    headers::on_told(style.headers, &refused.exceeded, |told| {
+        headers::push(&mut answer.headers, style.headers, told, now_epoch_secs, wait);
     });
-    let docs = style.docs_url.as_deref();
-    let body = body::build(refused, wait, accept, instance, docs, None);
-    answer(refused, style, wait, headers, body)
+    end(&mut answer, refused, style, wait, accept, instance, None);
+    answer
 }
 
 /// As [`refusal`], of a request that has exceeded one limit, without finding the words for that anew.
@@ -112,31 +111,40 @@ pub fn told_refusal(
     let [standing] = refused.exceeded.as_slice() else {
         return refusal(refused, style, accept, instance, now_epoch_secs, draw);
     };
-    let wait = seconds_away(refused, style.retry_jitter_percent, draw);
+    let (wait, mut answer) = begun(refused, style, draw);
     let standing = [ToldStanding::of(told, standing)];
-    let headers = headers::build(style.headers, &standing, now_epoch_secs, wait);
-    let docs = style.docs_url.as_deref();
-    let body = body::build(refused, wait, accept, instance, docs, told.problem.as_ref());
-    answer(refused, style, wait, headers, body)
+    headers::push(&mut answer.headers, style.headers, &standing, now_epoch_secs, wait);
+    end(&mut answer, refused, style, wait, accept, instance, told.problem.as_ref());
+    answer
 }
 
-fn answer(
+/// How long to stay away, and an answer that says nothing yet.
+fn begun(refused: &Refused, style: &AnswerStyle, draw: u32) -> (Option<u64>, Answer) {
+    let wait = seconds_away(refused, style.retry_jitter_percent, draw);
+    let status = refused.reason.status();
+    (wait, Answer { status, headers: HeaderList::new(), content_type: "", body: String::new() })
+}
+
+/// Adds what is behind the headers that tell how the limits stand.
+fn end(
+    answer: &mut Answer,
     refused: &Refused,
     style: &AnswerStyle,
     wait: Option<u64>,
-    mut headers: HeaderList,
-    (content_type, body): (&'static str, String),
-) -> Answer {
-    let status = refused.reason.status();
+    accept: Option<&[u8]>,
+    instance: &str,
+    ready: Option<&body::Problem>,
+) {
     if let Some(wait) = wait {
-        headers.push(("retry-after", write::number(wait)));
+        answer.headers.push(("retry-after", write::number(wait)));
     }
     // Envoy does not retry what carries this header. Another worker may well take what this one has shed.
-    if style.headers == HeaderStyle::Envoy && status == 429 {
-        headers.push(("x-envoy-ratelimited", Cow::Borrowed("true")));
+    if style.headers == HeaderStyle::Envoy && answer.status == 429 {
+        answer.headers.push(("x-envoy-ratelimited", Cow::Borrowed("true")));
     }
-    headers.push(("cache-control", Cow::Borrowed("no-store")));
-    Answer { status, headers, content_type, body }
+    answer.headers.push(("cache-control", Cow::Borrowed("no-store")));
+    let docs = style.docs_url.as_deref();
+    (answer.content_type, answer.body) = body::build(refused, wait, accept, instance, docs, ready);
 }
 
 /// The code and the message of a refusal over gRPC. The message is for people; [`grpc_message`] makes it fit for a

@@ -402,7 +402,7 @@ fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<Place>) {
         Reason::Rate | Reason::Concurrency => 0,
         _ => 1,
     };
-    let mut exceeded: SmallVec<[(Reason, &RunningLimiter, &Ruled, Outcome, Place); 2]> = SmallVec::new();
+    let mut exceeded: SmallVec<[Exceeded<'_>; 2]> = SmallVec::new();
     // Of several rates of one limiter more than one may be exceeded. The request is refused once.
     let mut counted = None;
     let told = held.taken.iter().zip(&held.outcomes).enumerate();
@@ -421,16 +421,27 @@ fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<Place>) {
             outcome.retry_after = outcome.retry_after.map(|_| SOON);
         }
         let place = Place(charged.limiter, charged.choice, taken.rate);
-        exceeded.push((reason, limiter, ruled, outcome, place));
+        exceeded.push(Exceeded { reason, limiter, ruled, outcome, place });
     }
     let away = |wait: Option<Nanos>| std::cmp::Reverse(wait.map_or(u64::MAX, Nanos::as_u64));
-    exceeded.sort_by_key(|(reason, _, _, outcome, _)| (rank(*reason), away(outcome.retry_after)));
-    let Some((reason, limiter, _, first, place)) = exceeded.first() else { return (blocked(), None) };
-    let (reason, limiter, retry_after) = (*reason, Arc::clone(&limiter.name), first.retry_after);
-    let own = exceeded.iter().filter(|(reason, ..)| rank(*reason) == 0);
-    let own: Vec<Standing> = own.map(|(_, _, ruled, outcome, _)| ruled.standing(outcome)).collect();
-    let place = (own.len() == 1).then_some(*place);
+    exceeded.sort_by_key(|it| (rank(it.reason), away(it.outcome.retry_after)));
+    let Some(&Exceeded { reason, limiter, outcome, place, .. }) = exceeded.first() else {
+        return (blocked(), None);
+    };
+    let own = exceeded.iter().filter(|it| rank(it.reason) == 0);
+    let own: Vec<Standing> = own.map(|it| it.ruled.standing(&it.outcome)).collect();
+    let place = (own.len() == 1).then_some(place);
+    let (limiter, retry_after) = (Arc::clone(&limiter.name), outcome.retry_after);
     (Refused { reason, limiter, retry_after, exceeded: own }, place)
+}
+
+/// A limit that refuses.
+struct Exceeded<'h> {
+    reason: Reason,
+    limiter: &'h RunningLimiter,
+    ruled: &'h Ruled,
+    outcome: Outcome,
+    place: Place,
 }
 
 fn blocked() -> Refused {

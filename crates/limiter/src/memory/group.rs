@@ -44,7 +44,8 @@ impl MemoryStore {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        self.decide_all_at(charges, at).map(|(verdict, _)| verdict)
+        let (outcomes, _) = self.decide_each_at(charges, at)?;
+        Ok(Verdict::of(outcomes))
     }
 
     /// As [`decide_all`](Self::decide_all), and tells when it was decided.
@@ -53,6 +54,16 @@ impl MemoryStore {
         charges: &[Charge<'_>],
         at: Option<Timestamp>,
     ) -> Result<(Verdict, Timestamp), StoreError> {
+        let (outcomes, now) = self.decide_each_at(charges, at)?;
+        Ok((Verdict::of(outcomes), now))
+    }
+
+    /// What each charge is told, and when it was decided.
+    fn decide_each_at(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> Result<(Vec<Outcome>, Timestamp), StoreError> {
         /// How often a refusal is tried again at a later time. Others move time all the time.
         const TRIES: u32 = 3;
         let mut now = self.time(at);
@@ -62,11 +73,11 @@ impl MemoryStore {
             let latest = if tries < TRIES { self.latest_seen(at) } else { now };
             let decide = |targets: &[Wanted<'_>]| self.decide_targets(targets, now, latest);
             match on_merged(&targets, decide)? {
-                Some(outcomes) => return Ok((Verdict::of(spread(&targets, outcomes)), now)),
+                Some(outcomes) => return Ok((spread(&targets, outcomes), now)),
                 None => now = latest,
             }
         }
-        Ok((Verdict::of(Vec::new()), now))
+        Ok((Vec::new(), now))
     }
 
     /// What [`decide_all`](Self::decide_all) would answer; nothing is taken, and no refusal is counted.

@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::Entry;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 use tollgate_core::answer::{HeaderList, grpc_message};
@@ -92,7 +91,8 @@ where
 /// fields that can tell of one limit only, those stay that tell of the one with less left. For doors of
 /// one's own; the layer does so itself.
 pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
-    if !headers.is_empty() {
+    let is_alone = headers.is_empty();
+    if !is_alone {
         beside_theirs(headers, &mut ours);
     }
     for (name, value) in ours {
@@ -103,19 +103,15 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
                 Err(_) => continue,
             },
         };
-        let name = match name {
-            "ratelimit" => RATELIMIT,
-            "ratelimit-policy" => RATELIMIT_POLICY,
-            "retry-after" => header::RETRY_AFTER,
-            "cache-control" => header::CACHE_CONTROL,
-            other => HeaderName::from_static(other),
+        let (name, is_list) = match name {
+            "ratelimit" => (RATELIMIT, true),
+            "ratelimit-policy" => (RATELIMIT_POLICY, true),
+            "retry-after" => (header::RETRY_AFTER, false),
+            "cache-control" => (header::CACHE_CONTROL, false),
+            other => (HeaderName::from_static(other), false),
         };
-        match headers.entry(name) {
-            Entry::Vacant(place) => drop(place.insert(value)),
-            Entry::Occupied(mut lines) if [RATELIMIT, RATELIMIT_POLICY].contains(lines.key()) => {
-                lines.append(value);
-            }
-            Entry::Occupied(_) => {}
+        if is_list || is_alone || !headers.contains_key(&name) {
+            headers.append(name, value);
         }
     }
 }
