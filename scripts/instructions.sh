@@ -88,7 +88,7 @@ mode=${1-}
 command -v valgrind >/dev/null || die "valgrind is missing: scripts/setup.sh installs it"
 [[ $mode == update || -f $committed ]] || die "$committed is missing: run \`scripts/instructions.sh update\` and commit it"
 
-cargo build --release --quiet -p tollgate --example instructions
+cargo build --release --quiet -p tollgate --features tower --example instructions
 target=$(cargo metadata --format-version 1 --no-deps | sed -nE 's/.*"target_directory":"([^"]*)".*/\1/p')
 readonly example=$target/release/examples/instructions
 [[ -x $example ]] || die "$example was not built"

@@ -3,9 +3,10 @@
 //! Inside one process a counter is enough, because a permit always comes back when it is dropped. Between
 //! processes a holder can die, so each one holds a lease that expires unless it is renewed.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use crate::algorithm::{Algorithm, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
@@ -110,17 +111,31 @@ pub struct LeaseId(pub u128);
 #[derive(Clone, Debug, Default)]
 pub struct LeaseSet {
     held: HashMap<LeaseId, Lease>,
-    by_expiry: BTreeSet<(u64, LeaseId)>,
+    /// All that are held, the one that expires first in front. Nearly always a new one is the last. Those that were given back
+    /// since are passed over: neither the first nor the last is one of them, nor are most.
+    by_expiry: VecDeque<Expiry>,
+    /// How many leases there were.
+    count: u64,
     /// Wide, because a critical request may weigh anything.
     critical: u128,
     other: u128,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct Lease {
     expiry: u64,
     cost: u64,
     critical: bool,
+    /// Tells it from others of the same name at other times.
+    number: u64,
+}
+
+/// When a lease expires, unless it is given back.
+#[derive(Clone, Copy, Debug)]
+struct Expiry {
+    at: u64,
+    id: LeaseId,
+    number: u64,
 }
 
 impl Leases {
@@ -154,11 +169,8 @@ impl Leases {
         if !outcome.allowed || cost == 0 {
             return outcome;
         }
-        set.prune(now);
-        if !set.extend(id, now, self.ttl) {
-            set.insert(id, now, self.ttl, cost, false);
-        }
-        Outcome::allow(self.capacity.saturating_sub(set.used_at(now).total()), set.reset_after(now))
+        set.take(id, now, self.ttl, cost, false);
+        Outcome::allow(self.capacity.saturating_sub(set.used().total()), set.reset_after(now))
     }
 
     /// What [`acquire`](Self::acquire) would answer.
@@ -169,7 +181,7 @@ impl Leases {
         if cost > self.capacity {
             return Outcome::refuse(remaining, None, reset);
         }
-        if cost == 0 || set.is_live(id, now) || cost <= remaining {
+        if cost <= remaining || set.is_live(id, now) {
             return Outcome::allow(remaining, reset);
         }
         let excess = used.total().saturating_add(cost).saturating_sub(self.capacity);
@@ -193,7 +205,7 @@ impl Leases {
 
     fn held_or_not(&self, set: &LeaseSet, now: Timestamp, held: bool) -> Outcome {
         let mut outcome =
-            Outcome::allow(self.capacity.saturating_sub(set.used_at(now).total()), set.reset_after(now));
+            Outcome::allow(self.capacity.saturating_sub(set.used().total()), set.reset_after(now));
         outcome.allowed = held;
         outcome
     }
@@ -229,14 +241,25 @@ impl InProgress {
 impl LeaseSet {
     /// What is held at `now`.
     pub fn used_at(&self, now: Timestamp) -> InProgress {
-        let (mut critical, mut other) = (self.critical, self.other);
-        for (_, id) in self.by_expiry.range(..=(now.as_nanos(), LeaseId(u128::MAX))) {
-            if let Some(lease) = self.held.get(id) {
-                *(if lease.critical { &mut critical } else { &mut other }) -= u128::from(lease.cost);
-            }
+        match self.by_expiry.front() {
+            Some(first) if first.at <= now.as_nanos() => self.used_after(now),
+            _ => self.used(),
         }
-        let narrow = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
+    }
+
+    #[cold]
+    fn used_after(&self, now: Timestamp) -> InProgress {
+        let (mut critical, mut other) = (self.critical, self.other);
+        let expired = self.by_expiry.iter().take_while(|expiry| expiry.at <= now.as_nanos());
+        for lease in expired.filter_map(|expiry| self.lease(expiry)) {
+            *(if lease.critical { &mut critical } else { &mut other }) -= u128::from(lease.cost);
+        }
         InProgress { critical: narrow(critical), other: narrow(other) }
+    }
+
+    /// What is held, where nothing has expired.
+    pub(crate) fn used(&self) -> InProgress {
+        InProgress { critical: narrow(self.critical), other: narrow(self.other) }
     }
 
     /// Whether no lease is held at `now`.
@@ -247,11 +270,18 @@ impl LeaseSet {
     /// Gives back memory that is no longer needed.
     pub fn shrink(&mut self) {
         self.held.shrink_to_fit();
+        self.forget_past();
+        self.by_expiry.shrink_to_fit();
     }
 
-    /// Bytes on the heap, roughly: two indexes with their overhead.
+    /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        self.held.allocation_size() + self.by_expiry.len() * 48
+        self.held.allocation_size() + self.by_expiry.capacity() * size_of::<Expiry>()
+    }
+
+    /// The lease that expires then, if it is still held until then.
+    fn lease(&self, expiry: &Expiry) -> Option<&Lease> {
+        self.held.get(&expiry.id).filter(|lease| lease.number == expiry.number)
     }
 
     pub(crate) fn is_live(&self, id: LeaseId, now: Timestamp) -> bool {
@@ -259,7 +289,7 @@ impl LeaseSet {
     }
 
     pub(crate) fn reset_after(&self, now: Timestamp) -> u64 {
-        self.by_expiry.last().map_or(0, |(expiry, _)| expiry.saturating_sub(now.as_nanos()))
+        self.by_expiry.back().map_or(0, |expiry| expiry.at.saturating_sub(now.as_nanos()))
     }
 
     /// Time until expiries alone have freed `excess` units of the counted kind.
@@ -267,54 +297,111 @@ impl LeaseSet {
         if excess == 0 {
             return 0;
         }
-        for (expiry, id) in &self.by_expiry {
-            let Some(lease) = self.held.get(id) else { continue };
-            if *expiry <= now.as_nanos() || !counts(lease.critical) {
-                continue;
-            }
+        for expiry in self.by_expiry.iter().filter(|expiry| expiry.at > now.as_nanos()) {
+            let Some(lease) = self.lease(expiry).filter(|lease| counts(lease.critical)) else { continue };
             if lease.cost >= excess {
-                return expiry - now.as_nanos();
+                return expiry.at - now.as_nanos();
             }
             excess -= lease.cost;
         }
         0
     }
 
+    /// Drops what has expired.
     pub(crate) fn prune(&mut self, now: Timestamp) {
-        while let Some((expiry, id)) = self.by_expiry.first().copied()
-            && expiry <= now.as_nanos()
-        {
-            self.remove(id);
+        while let Some(expiry) = self.by_expiry.front().filter(|first| first.at <= now.as_nanos()).copied() {
+            match self.lease(&expiry).is_some() {
+                true => self.remove(expiry.id),
+                false => self.by_expiry.pop_front().is_some(),
+            };
         }
     }
 
+    /// Extends a lease that is held. It needs no more room than it has.
     pub(crate) fn extend(&mut self, id: LeaseId, now: Timestamp, ttl: u64) -> bool {
         let Some(lease) = self.held.get_mut(&id) else {
             return false;
         };
-        let expiry = now.as_nanos().saturating_add(ttl);
-        if expiry > lease.expiry {
-            self.by_expiry.remove(&(lease.expiry, id));
-            self.by_expiry.insert((expiry, id));
-            lease.expiry = expiry;
+        let (before, at) = (*lease, now.as_nanos().saturating_add(ttl));
+        if at > before.expiry {
+            self.count += 1;
+            (lease.expiry, lease.number) = (at, self.count);
+            let first = self.by_expiry.partition_point(|other| other.at < before.expiry);
+            let place = self.by_expiry.range(first..).position(|other| other.number == before.number);
+            if let Some(place) = place {
+                self.by_expiry.remove(first + place);
+            }
+            self.expect(Expiry { at, id, number: self.count });
+            self.tidy();
         }
         true
     }
 
-    pub(crate) fn insert(&mut self, id: LeaseId, now: Timestamp, ttl: u64, cost: u64, critical: bool) {
-        let expiry = now.as_nanos().saturating_add(ttl);
-        self.held.insert(id, Lease { expiry, cost, critical });
-        self.by_expiry.insert((expiry, id));
-        *(if critical { &mut self.critical } else { &mut self.other }) += u128::from(cost);
+    /// Takes a lease, or extends it if it is held. What has expired is gone afterwards.
+    pub(crate) fn take(&mut self, id: LeaseId, now: Timestamp, ttl: u64, cost: u64, critical: bool) {
+        self.prune(now);
+        let at = now.as_nanos().saturating_add(ttl);
+        match self.held.entry(id) {
+            Entry::Vacant(place) => {
+                self.count += 1;
+                place.insert(Lease { expiry: at, cost, critical, number: self.count });
+                self.expect(Expiry { at, id, number: self.count });
+                *(if critical { &mut self.critical } else { &mut self.other }) += u128::from(cost);
+            }
+            Entry::Occupied(_) => {
+                self.extend(id, now, ttl);
+            }
+        }
     }
 
     pub(crate) fn remove(&mut self, id: LeaseId) -> bool {
         let Some(lease) = self.held.remove(&id) else {
             return false;
         };
-        self.by_expiry.remove(&(lease.expiry, id));
         *(if lease.critical { &mut self.critical } else { &mut self.other }) -= u128::from(lease.cost);
+        self.tidy();
         true
+    }
+
+    /// Takes note of when a lease expires.
+    fn expect(&mut self, expiry: Expiry) {
+        if self.by_expiry.back().is_none_or(|last| last.at <= expiry.at) {
+            return self.by_expiry.push_back(expiry);
+        }
+        // Leases have become shorter.
+        let place = self.by_expiry.partition_point(|other| other.at <= expiry.at);
+        self.by_expiry.insert(place, expiry);
+    }
+
+    /// Drops what is past from both ends, and all of it once that is most.
+    fn tidy(&mut self) {
+        if self.held.is_empty() {
+            return self.by_expiry.clear();
+        }
+        while self.by_expiry.front().is_some_and(|first| self.lease(first).is_none()) {
+            self.by_expiry.pop_front();
+        }
+        while self.by_expiry.back().is_some_and(|last| self.lease(last).is_none()) {
+            self.by_expiry.pop_back();
+        }
+        if self.by_expiry.len() / 2 > self.held.len() + 8 {
+            self.forget_past();
+        }
+    }
+
+    fn forget_past(&mut self) {
+        let held = &self.held;
+        self.by_expiry.retain(|it| held.get(&it.id).is_some_and(|lease| lease.number == it.number));
+    }
+}
+
+fn narrow(sum: u128) -> u64 {
+    u64::try_from(sum).unwrap_or(u64::MAX)
+}
+
+impl PartialEq for Lease {
+    fn eq(&self, other: &Self) -> bool {
+        (self.expiry, self.cost, self.critical) == (other.expiry, other.cost, other.critical)
     }
 }
 

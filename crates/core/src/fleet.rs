@@ -116,11 +116,8 @@ impl Fleet {
         if !outcome.allowed || cost == 0 {
             return outcome;
         }
-        set.prune(now);
-        if !set.extend(id, now, self.ttl) {
-            set.insert(id, now, self.ttl, cost, critical);
-        }
-        Outcome::allow(self.remaining(set.used_at(now)), set.reset_after(now))
+        set.take(id, now, self.ttl, cost, critical);
+        Outcome::allow(self.remaining(set.used()), set.reset_after(now))
     }
 
     /// What [`acquire`](Self::acquire) would answer.
@@ -138,7 +135,7 @@ impl Fleet {
         if self.never(critical, cost) {
             return Outcome::refuse(remaining, None, reset);
         }
-        if set.is_live(id, now) || self.fits(used, critical, cost) {
+        if self.fits(used, critical, cost) || set.is_live(id, now) {
             return Outcome::allow(remaining, reset);
         }
         let by_share = match critical {
@@ -167,7 +164,7 @@ impl Fleet {
     }
 
     fn held_or_not(&self, set: &LeaseSet, now: Timestamp, held: bool) -> Outcome {
-        let mut outcome = Outcome::allow(self.remaining(set.used_at(now)), set.reset_after(now));
+        let mut outcome = Outcome::allow(self.remaining(set.used()), set.reset_after(now));
         outcome.allowed = held;
         outcome
     }

@@ -69,7 +69,7 @@ async fn the_table_gives_the_same_answers_by_admit_and_through_the_layer() {
                         Answer {
                             status: answer.status,
                             limiter: refusal.limiter().to_owned(),
-                            retry_after: wait.map_or(String::new(), |(_, wait)| wait.clone()),
+                            retry_after: wait.map_or(String::new(), |(_, wait)| wait.to_string()),
                         }
                     }
                 };

@@ -6,6 +6,8 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 
+use http::{HeaderMap, HeaderValue};
+use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{
     ConcurrencyLimiter, Facts, Limiter, ManualClock, MemoryStore, Quota, RateLimiter, RateLimiterBuilder,
     Timestamp,
@@ -88,19 +90,31 @@ fn check_new_keys(n: u64, limiter: &RateLimiter) {
     }
 }
 
-/// The whole path of a request by the policy of the demonstration: decided, told how it stands, ended. The clock stands still, so
-/// that one key's second is soon used up; the other one's plan is made large enough.
+/// The whole path of a request by the policy of the demonstration: decided, its answer told how it stands, ended; or refused and
+/// answered. The store's clock stands still, so that one key's second is soon used up; the other one's plan is made large enough.
+/// The limiter's own is that of the system, as it is in a gateway.
 fn admit(n: u64, key: &'static str) {
     let policy = include_str!("../../../examples/demo.yaml").replace("rate: 1000/s", "rate: 1000000000/s");
-    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
-    let built = Limiter::builder().store(store().build()).clock(clock).policy(&policy).build();
+    let built = Limiter::builder().store(store().build()).policy(&policy).build();
     let Ok(limiter) = built else { return };
-    let headers = [("host", "api.example.com"), ("accept", "*/*"), ("x-api-key", key)];
+    let fields = [("host", "api.example.com"), ("accept", "*/*"), ("x-api-key", key)];
+    let mut asked = HeaderMap::new();
+    for (name, value) in fields {
+        asked.insert(name, HeaderValue::from_static(value));
+    }
+    let headers = InMap(&asked);
     let (peer, method, path) = (Some([192, 0, 2, 1].into()), "GET", "/v1/charges");
     let facts = Facts { method, path, peer, headers: &headers, host: "api.example.com", ..Facts::default() };
+    let mut answer = HeaderMap::with_capacity(8);
     for _ in 0..n {
-        if let Ok(permit) = black_box(limiter.admit_now(black_box(&facts))) {
-            black_box(permit.headers());
+        match black_box(limiter.admit_at_once(black_box(&facts))) {
+            Some(Ok(permit)) => {
+                permit.answered(|name| asked.get(name).map(HeaderValue::as_bytes));
+                add_fields(&mut answer, permit.headers());
+                black_box(&mut answer).clear();
+            }
+            Some(Err(refusal)) => drop(black_box(refused(&refusal, &asked, path))),
+            None => return,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::accept::Kind;
 use super::headers::integer;
 use super::write::{push_escaped, push_json, push_number};
-use crate::decision::{Reason, Refused, Unit};
+use crate::decision::{Reason, Refused, Standing, Unit};
 use crate::time::Nanos;
 
 /// Longer names of requests are cut: a caller does not decide how much is sent back.
@@ -18,6 +18,7 @@ pub(super) fn build(
     accept: Option<&[u8]>,
     instance: &str,
     docs: Option<&str>,
+    ready: Option<&Problem>,
 ) -> (&'static str, String) {
     let kind = Kind::wanted(accept);
     let end = match instance.len() <= LONGEST_INSTANCE {
@@ -26,7 +27,10 @@ pub(super) fn build(
     };
     let instance = instance.get(..end).unwrap_or_default();
     let body = match kind {
-        Kind::Problem | Kind::Json => json(refused, wait, instance, docs),
+        Kind::Problem | Kind::Json => match ready.filter(|ready| wait.is_some() && ready.is_of(refused)) {
+            Some(ready) => ready.json(refused, wait, instance),
+            None => Problem::new(refused, wait.is_some(), docs).json(refused, wait, instance),
+        },
         Kind::Text => text(refused, wait, instance, docs),
         Kind::Html => html(refused, wait, instance, docs),
     };
@@ -36,16 +40,27 @@ pub(super) fn build(
 /// Which limiter it was, what the limit is, and when to come back.
 pub(super) fn detail(refused: &Refused, wait: Option<u64>) -> String {
     let mut detail = String::with_capacity(128);
-    push_detail(&mut detail, refused, wait, |text, name| {
+    let quoted = |text: &mut String, name: &str| {
         text.push('"');
         text.push_str(name);
         text.push('"');
-    });
+    };
+    push_detail(
+        &mut detail,
+        refused,
+        quoted,
+        wait.map(|wait| move |text: &mut String| push_number(text, wait)),
+    );
     detail
 }
 
-/// Appends the same, with names as `quoted` writes them.
-fn push_detail(text: &mut String, refused: &Refused, wait: Option<u64>, quoted: fn(&mut String, &str)) {
+/// Appends the same, with names as `quoted` writes them and the wait, if there is one, as `wait` does.
+fn push_detail(
+    text: &mut String,
+    refused: &Refused,
+    quoted: fn(&mut String, &str),
+    wait: Option<impl FnOnce(&mut String)>,
+) {
     let mut around = |before: &str, behind: &str| {
         text.push_str(before);
         quoted(text, &refused.limiter);
@@ -75,7 +90,7 @@ fn push_detail(text: &mut String, refused: &Refused, wait: Option<u64>, quoted: 
     }
     if let Some(wait) = wait {
         text.push_str(" Try again in ");
-        push_number(text, wait);
+        wait(text);
         text.push_str(" s.");
     }
 }
@@ -114,57 +129,118 @@ fn push_spaced(text: &mut String, duration: Nanos) {
     text.push_str(written.strip_prefix(number).unwrap_or_default());
 }
 
-/// RFC 9457, with the problem types of the RateLimit draft.
-fn json(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>) -> String {
-    let first = refused.exceeded.first();
-    let mut body = String::with_capacity(768);
-    let text = |body: &mut String, name: &str, value: &str| {
-        body.push_str(name);
-        push_json(body, value);
-    };
-    let number = |body: &mut String, name: &str, value: Option<u64>| {
-        if let Some(value) = value {
+/// A body of RFC 9457, with the problem types of the RateLimit draft: all of it that is the same for everybody who is refused
+/// for the same reason, cut where something else goes in between.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    reason: Reason,
+    /// Each piece, and what follows it.
+    pieces: Vec<(Box<str>, Gap)>,
+    length: usize,
+}
+
+/// What is another for every request.
+#[derive(Clone, Copy, Debug)]
+enum Gap {
+    Wait,
+    Instance,
+    Remaining,
+    /// Nothing more.
+    End,
+}
+
+impl Problem {
+    /// Of those who have exceeded one limit and no other.
+    pub(super) fn of_one(reason: Reason, limiter: &str, standing: &Standing, docs: Option<&str>) -> Self {
+        let exceeded = vec![standing.clone()];
+        Self::new(&Refused { reason, limiter: limiter.into(), retry_after: None, exceeded }, true, docs)
+    }
+
+    fn new(refused: &Refused, has_wait: bool, docs: Option<&str>) -> Self {
+        let first = refused.exceeded.first();
+        let mut problem = Self { reason: refused.reason, pieces: Vec::with_capacity(8), length: 0 };
+        let mut body = String::with_capacity(512);
+        let text = |body: &mut String, name: &str, value: &str| {
             body.push_str(name);
-            push_number(body, value);
+            push_json(body, value);
+        };
+        // What we have written ourselves has nothing in it that JSON would want otherwise.
+        for plain in [
+            "{\"type\":\"",
+            kind_of_problem(refused.reason),
+            "\",\"title\":\"",
+            title(refused.reason),
+            "\",\"status\":",
+        ] {
+            body.push_str(plain);
         }
-    };
-    // What we have written ourselves has nothing in it that JSON would want otherwise.
-    for plain in [
-        "{\"type\":\"",
-        kind_of_problem(refused.reason),
-        "\",\"title\":\"",
-        title(refused.reason),
-        "\",\"status\":",
-    ] {
-        body.push_str(plain);
+        push_number(&mut body, refused.reason.status().into());
+        body.push_str(",\"detail\":\"");
+        // As a string of JSON has it, so that it need not be written twice.
+        let quoted = |text: &mut String, name: &str| {
+            text.push_str("\\\"");
+            push_escaped(text, name);
+            text.push_str("\\\"");
+        };
+        let wait = |text: &mut String| problem.cut(text, Gap::Wait);
+        push_detail(&mut body, refused, quoted, has_wait.then_some(wait));
+        body.push_str("\",\"instance\":");
+        problem.cut(&mut body, Gap::Instance);
+        body.push_str(",\"violated-policies\":[");
+        for (at, standing) in refused.exceeded.iter().enumerate() {
+            text(&mut body, if at == 0 { "" } else { "," }, &standing.name);
+        }
+        body.push(']');
+        text(&mut body, ",\"limiter\":", &refused.limiter);
+        for plain in [",\"reason\":\"", refused.reason.name(), "\""] {
+            body.push_str(plain);
+        }
+        if let Some(first) = first {
+            body.push_str(",\"limit\":");
+            push_number(&mut body, integer(first.quota));
+            body.push_str(",\"remaining\":");
+            problem.cut(&mut body, Gap::Remaining);
+        }
+        if has_wait {
+            body.push_str(",\"retry-after\":");
+            problem.cut(&mut body, Gap::Wait);
+        }
+        if let Some(docs) = docs {
+            text(&mut body, ",\"docs\":", docs);
+        }
+        body.push('}');
+        problem.cut(&mut body, Gap::End);
+        problem
     }
-    push_number(&mut body, refused.reason.status().into());
-    body.push_str(",\"detail\":\"");
-    // As a string of JSON has it, so that it need not be written twice.
-    push_detail(&mut body, refused, wait, |text, name| {
-        text.push_str("\\\"");
-        push_escaped(text, name);
-        text.push_str("\\\"");
-    });
-    body.push('"');
-    text(&mut body, ",\"instance\":", instance);
-    body.push_str(",\"violated-policies\":[");
-    for (at, standing) in refused.exceeded.iter().enumerate() {
-        text(&mut body, if at == 0 { "" } else { "," }, &standing.name);
+
+    fn cut(&mut self, text: &mut String, gap: Gap) {
+        self.length += text.len();
+        self.pieces.push((text.as_str().into(), gap));
+        text.clear();
     }
-    body.push(']');
-    text(&mut body, ",\"limiter\":", &refused.limiter);
-    for plain in [",\"reason\":\"", refused.reason.name(), "\""] {
-        body.push_str(plain);
+
+    /// Whether it is the problem of this refusal, which is one by the same limit.
+    fn is_of(&self, refused: &Refused) -> bool {
+        self.reason == refused.reason && refused.exceeded.len() == 1
     }
-    number(&mut body, ",\"limit\":", first.map(|standing| integer(standing.quota)));
-    number(&mut body, ",\"remaining\":", first.map(|standing| integer(standing.remaining)));
-    number(&mut body, ",\"retry-after\":", wait);
-    if let Some(docs) = docs {
-        text(&mut body, ",\"docs\":", docs);
+
+    /// The whole body.
+    fn json(&self, refused: &Refused, wait: Option<u64>, instance: &str) -> String {
+        let mut body = String::with_capacity(self.length + instance.len() + 64);
+        for (piece, gap) in &self.pieces {
+            body.push_str(piece);
+            match gap {
+                Gap::Wait => push_number(&mut body, wait.unwrap_or_default()),
+                Gap::Instance => push_json(&mut body, instance),
+                Gap::Remaining => {
+                    let first = refused.exceeded.first();
+                    push_number(&mut body, integer(first.map_or(0, |standing| standing.remaining)));
+                }
+                Gap::End => {}
+            }
+        }
+        body
     }
-    body.push('}');
-    body
 }
 
 fn kind_of_problem(reason: Reason) -> &'static str {

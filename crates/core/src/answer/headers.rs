@@ -1,13 +1,18 @@
 //! The headers that tell how limits stand.
 
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 
-use super::write::{number, push_number, push_quoted};
-use crate::decision::{Standing, Unit};
+use super::AnswerStyle;
+use super::body::Problem;
+use super::write::{digits, long_number, number, push_number, push_quoted};
+use crate::decision::{Reason, Standing, Unit};
+use crate::outcome::Outcome;
 use crate::time::Nanos;
 
 /// Headers in the order in which they are sent; names in lower case.
-pub type HeaderList = SmallVec<[(&'static str, String); 4]>;
+pub type HeaderList = SmallVec<[(&'static str, Cow<'static, str>); 4]>;
 
 /// Which headers tell a caller how its limits stand.
 ///
@@ -72,103 +77,183 @@ impl HeaderStyle {
 ///     reset_after: Nanos::new(600_000_000),
 /// };
 /// let headers = standing_headers(HeaderStyle::Ietf11, &[standing], 0);
-/// assert_eq!(headers[0], ("ratelimit-policy", r#""per-key";q=100;w=60"#.to_owned()));
-/// assert_eq!(headers[1], ("ratelimit", r#""per-key";r=99;t=1"#.to_owned()));
+/// assert_eq!(headers[0], ("ratelimit-policy", r#""per-key";q=100;w=60"#.into()));
+/// assert_eq!(headers[1], ("ratelimit", r#""per-key";r=99;t=1"#.into()));
 /// ```
 pub fn standing_headers(style: HeaderStyle, standings: &[Standing], now_epoch_secs: u64) -> HeaderList {
-    build(style, standings, now_epoch_secs, None)
+    let mut list = HeaderList::new();
+    on_told(style, standings, |told| push(&mut list, style, told, now_epoch_secs, None));
+    list
 }
 
-/// As [`standing_headers`], with the number that `Retry-After` carries in the same answer, if there is one.
-pub(super) fn build(
+/// What callers are told of a limit, as far as it is always the same: made once, and not for every request.
+#[derive(Clone, Debug)]
+pub struct Told {
+    quota: u64,
+    unit: Unit,
+    /// Its name as a String of RFC 9651.
+    name: Box<str>,
+    /// What is said of it where all limits are told.
+    policy: Box<str>,
+    /// The problem of those who have exceeded it and no other.
+    pub(super) problem: Option<Problem>,
+}
+
+impl Told {
+    /// The words for a limit of this limiter. Of the standing only that counts which does not change.
+    pub fn new(style: &AnswerStyle, reason: Reason, limiter: &str, standing: &Standing) -> Self {
+        let problem = Problem::of_one(reason, limiter, standing, style.docs_url.as_deref());
+        Self { problem: Some(problem), ..Self::in_headers(style.headers, standing) }
+    }
+
+    fn in_headers(style: HeaderStyle, standing: &Standing) -> Self {
+        let (mut name, mut policy) = (String::new(), String::new());
+        push_quoted(&mut name, &standing.name);
+        push_policy(&mut policy, style, standing);
+        Self {
+            quota: integer(standing.quota),
+            unit: standing.unit,
+            name: name.into_boxed_str(),
+            policy: policy.into_boxed_str(),
+            problem: None,
+        }
+    }
+}
+
+/// How a limit stands, with the words for it at hand.
+#[derive(Clone, Copy, Debug)]
+pub struct ToldStanding<'t> {
+    told: &'t Told,
+    remaining: u64,
+    retry_after: Option<Nanos>,
+    reset_after: Nanos,
+}
+
+impl<'t> ToldStanding<'t> {
+    /// As an outcome has it.
+    #[inline]
+    pub fn new(told: &'t Told, outcome: &Outcome) -> Self {
+        let Outcome { remaining, retry_after, reset_after, .. } = *outcome;
+        Self { told, remaining, retry_after, reset_after }
+    }
+
+    /// As a standing of the same limit has it.
+    pub(super) fn of(told: &'t Told, standing: &Standing) -> Self {
+        let Standing { remaining, retry_after, reset_after, .. } = *standing;
+        Self { told, remaining, retry_after, reset_after }
+    }
+}
+
+/// As [`standing_headers`], without finding the words for each limit anew.
+pub fn told_headers(style: HeaderStyle, told: &[ToldStanding<'_>], now_epoch_secs: u64) -> HeaderList {
+    let mut list = HeaderList::new();
+    push(&mut list, style, told, now_epoch_secs, None);
+    list
+}
+
+/// Finds the words for standings.
+pub(super) fn on_told(style: HeaderStyle, standings: &[Standing], on: impl FnOnce(&[ToldStanding<'_>])) {
+    let told: SmallVec<[Told; 2]> = standings.iter().map(|it| Told::in_headers(style, it)).collect();
+    let told = told.iter().zip(standings).map(|(told, standing)| ToldStanding::of(told, standing));
+    on(&told.collect::<SmallVec<[ToldStanding<'_>; 4]>>());
+}
+
+/// Adds the headers, with the number that `Retry-After` carries in the same answer, if there is one.
+pub(super) fn push(
+    list: &mut HeaderList,
     style: HeaderStyle,
-    standings: &[Standing],
+    standings: &[ToldStanding<'_>],
     now_epoch_secs: u64,
     retry_after: Option<u64>,
-) -> HeaderList {
-    let mut list = HeaderList::new();
-    let mut told =
-        standings.iter().filter(|it| style == HeaderStyle::Ietf11 || it.unit != Unit::ConcurrentRequests);
-    let all = told.clone();
-    let (Some(first), false) = (told.next(), style == HeaderStyle::Off) else { return list };
-    let limit = integer(first.quota);
+) {
+    let is_told =
+        |it: &&ToldStanding<'_>| style == HeaderStyle::Ietf11 || it.told.unit != Unit::ConcurrentRequests;
+    let all = standings.iter().filter(is_told);
+    let (Some(first), false) = (all.clone().next(), style == HeaderStyle::Off) else { return };
+    let limit = first.told.quota;
     let left = integer(first.remaining);
     let wait = retry_after.unwrap_or_else(|| until(first));
+    let mut add = |name: &'static str, value: Cow<'static, str>| list.push((name, value));
     match style {
         HeaderStyle::Ietf11 => {
-            list.push(("ratelimit-policy", policies(style, String::new(), all)));
-            let mut told = String::with_capacity(first.name.len() + 40);
-            push_quoted(&mut told, &first.name);
+            add("ratelimit-policy", policies(String::new(), all).into());
+            let (name, wait) = (&*first.told.name, integer(wait));
+            let mut told = String::with_capacity(name.len() + 6 + digits(left) + digits(wait));
+            told.push_str(name);
             told.push_str(";r=");
             push_number(&mut told, left);
             told.push_str(";t=");
-            push_number(&mut told, integer(wait));
-            list.push(("ratelimit", told));
+            push_number(&mut told, wait);
+            add("ratelimit", told.into());
         }
         HeaderStyle::Draft7 => {
-            list.push(("ratelimit-policy", policies(style, String::new(), all)));
+            add("ratelimit-policy", policies(String::new(), all).into());
             let wait = integer(wait);
-            list.push(("ratelimit", format!("limit={limit}, remaining={left}, reset={wait}")));
+            add("ratelimit", format!("limit={limit}, remaining={left}, reset={wait}").into());
         }
         HeaderStyle::Draft6 => {
-            list.push(("ratelimit-policy", policies(style, String::new(), all)));
-            list.push(("ratelimit-limit", number(limit)));
-            list.push(("ratelimit-remaining", number(left)));
-            list.push(("ratelimit-reset", number(integer(wait))));
+            add("ratelimit-policy", policies(String::new(), all).into());
+            add("ratelimit-limit", number(limit));
+            add("ratelimit-remaining", number(left));
+            add("ratelimit-reset", number(integer(wait)));
         }
         HeaderStyle::XRateLimit => {
-            list.push(("x-ratelimit-limit", number(limit)));
-            list.push(("x-ratelimit-remaining", number(left)));
-            list.push(("x-ratelimit-reset", number(integer(now_epoch_secs.saturating_add(wait)))));
+            add("x-ratelimit-limit", number(limit));
+            add("x-ratelimit-remaining", number(left));
+            add("x-ratelimit-reset", number(integer(now_epoch_secs.saturating_add(wait))));
         }
         HeaderStyle::Envoy => {
-            list.push(("x-ratelimit-limit", policies(style, number(limit), all)));
-            list.push(("x-ratelimit-remaining", number(left)));
-            list.push(("x-ratelimit-reset", number(integer(wait))));
+            add("x-ratelimit-limit", policies(long_number(limit), all).into());
+            add("x-ratelimit-remaining", number(left));
+            add("x-ratelimit-reset", number(integer(wait)));
         }
         HeaderStyle::Off => {}
     }
-    list
 }
 
 /// Seconds until a caller finds more than now. A limit says in `retry_after` that a request like this one does not
 /// fit, and until when; who was let in by the last unit, or will never fit, hears of the whole quota instead.
-fn until(standing: &Standing) -> u64 {
+fn until(standing: &ToldStanding<'_>) -> u64 {
     let wait = standing.retry_after.filter(|wait| *wait > Nanos::ZERO);
     let secs = wait.unwrap_or(standing.reset_after).as_secs_ceil();
     if standing.remaining == 0 { secs.max(1) } else { secs }
 }
 
 /// The quotas of all limits, behind what `list` says already.
-fn policies<'a>(
-    style: HeaderStyle,
-    mut list: String,
-    standings: impl Iterator<Item = &'a Standing>,
-) -> String {
-    list.reserve(128);
+fn policies<'a>(mut list: String, standings: impl Iterator<Item = &'a ToldStanding<'a>> + Clone) -> String {
+    // As long as it gets, so that nobody has to make it shorter.
+    let (length, count) =
+        standings.clone().fold((0, 0), |(length, count), it| (length + it.told.policy.len(), count + 1));
+    let between = count - usize::from(list.is_empty());
+    list.reserve_exact(length + 2 * between);
     for standing in standings {
         if !list.is_empty() {
             list.push_str(", ");
         }
-        if style == HeaderStyle::Ietf11 {
-            push_quoted(&mut list, &standing.name);
-            list.push_str(";q=");
-        }
-        push_number(&mut list, integer(standing.quota));
-        match (standing.unit, standing.window) {
-            (Unit::ConcurrentRequests, _) => list.push_str(";qu=\"concurrent-requests\""),
-            (Unit::Requests, Some(window)) => {
-                list.push_str(";w=");
-                push_number(&mut list, window.as_secs_ceil().max(1));
-            }
-            (Unit::Requests, None) => {}
-        }
-        if style == HeaderStyle::Envoy {
-            list.push_str(";name=");
-            push_quoted(&mut list, &standing.name);
-        }
+        list.push_str(&standing.told.policy);
     }
     list
+}
+
+/// The quota of a limit.
+fn push_policy(text: &mut String, style: HeaderStyle, standing: &Standing) {
+    if style == HeaderStyle::Ietf11 {
+        push_quoted(text, &standing.name);
+        text.push_str(";q=");
+    }
+    push_number(text, integer(standing.quota));
+    match (standing.unit, standing.window) {
+        (Unit::ConcurrentRequests, _) => text.push_str(";qu=\"concurrent-requests\""),
+        (Unit::Requests, Some(window)) => {
+            text.push_str(";w=");
+            push_number(text, window.as_secs_ceil().max(1));
+        }
+        (Unit::Requests, None) => {}
+    }
+    if style == HeaderStyle::Envoy {
+        text.push_str(";name=");
+        push_quoted(text, &standing.name);
+    }
 }
 
 /// Integers in headers have 15 digits at most.

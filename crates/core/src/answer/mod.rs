@@ -8,10 +8,11 @@ mod body;
 mod headers;
 mod write;
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-pub use headers::{HeaderList, HeaderStyle, standing_headers};
+pub use headers::{HeaderList, HeaderStyle, Told, ToldStanding, standing_headers, told_headers};
 
 use crate::decision::{Reason, Refused};
 use crate::time::Nanos;
@@ -77,8 +78,8 @@ pub struct Answer {
 /// };
 /// let answer = refusal(&refused, &AnswerStyle::default(), Some(b"text/plain"), "/v1/charges", 0, 0);
 /// assert_eq!(answer.status, 429);
-/// assert!(answer.headers.contains(&("retry-after", "5".to_owned())));
-/// assert!(answer.headers.contains(&("ratelimit", r#""per-key";r=0;t=5"#.to_owned())));
+/// assert!(answer.headers.contains(&("retry-after", "5".into())));
+/// assert!(answer.headers.contains(&("ratelimit", r#""per-key";r=0;t=5"#.into())));
 /// assert!(answer.body.contains(r#"The limit "per-key" of 100 requests per 60 s is exceeded. Try again in 5 s."#));
 /// ```
 pub fn refusal(
@@ -89,19 +90,61 @@ pub fn refusal(
     now_epoch_secs: u64,
     draw: u32,
 ) -> Answer {
-    let status = refused.reason.status();
+    let (wait, mut answer) = begun(refused, style, draw);
+    headers::on_told(style.headers, &refused.exceeded, |told| {
+        headers::push(&mut answer.headers, style.headers, told, now_epoch_secs, wait);
+    });
+    end(&mut answer, refused, style, wait, accept, instance, None);
+    answer
+}
+
+/// As [`refusal`], of a request that has exceeded one limit, without finding the words for that anew.
+pub fn told_refusal(
+    refused: &Refused,
+    told: &Told,
+    style: &AnswerStyle,
+    accept: Option<&[u8]>,
+    instance: &str,
+    now_epoch_secs: u64,
+    draw: u32,
+) -> Answer {
+    let [standing] = refused.exceeded.as_slice() else {
+        return refusal(refused, style, accept, instance, now_epoch_secs, draw);
+    };
+    let (wait, mut answer) = begun(refused, style, draw);
+    let standing = [ToldStanding::of(told, standing)];
+    headers::push(&mut answer.headers, style.headers, &standing, now_epoch_secs, wait);
+    end(&mut answer, refused, style, wait, accept, instance, told.problem.as_ref());
+    answer
+}
+
+/// How long to stay away, and an answer that says nothing yet.
+fn begun(refused: &Refused, style: &AnswerStyle, draw: u32) -> (Option<u64>, Answer) {
     let wait = seconds_away(refused, style.retry_jitter_percent, draw);
-    let mut headers = headers::build(style.headers, &refused.exceeded, now_epoch_secs, wait);
+    let status = refused.reason.status();
+    (wait, Answer { status, headers: HeaderList::new(), content_type: "", body: String::new() })
+}
+
+/// Adds what is behind the headers that tell how the limits stand.
+fn end(
+    answer: &mut Answer,
+    refused: &Refused,
+    style: &AnswerStyle,
+    wait: Option<u64>,
+    accept: Option<&[u8]>,
+    instance: &str,
+    ready: Option<&body::Problem>,
+) {
     if let Some(wait) = wait {
-        headers.push(("retry-after", write::number(wait)));
+        answer.headers.push(("retry-after", write::number(wait)));
     }
     // Envoy does not retry what carries this header. Another worker may well take what this one has shed.
-    if style.headers == HeaderStyle::Envoy && status == 429 {
-        headers.push(("x-envoy-ratelimited", "true".to_owned()));
+    if style.headers == HeaderStyle::Envoy && answer.status == 429 {
+        answer.headers.push(("x-envoy-ratelimited", Cow::Borrowed("true")));
     }
-    headers.push(("cache-control", "no-store".to_owned()));
-    let (content_type, body) = body::build(refused, wait, accept, instance, style.docs_url.as_deref());
-    Answer { status, headers, content_type, body }
+    answer.headers.push(("cache-control", Cow::Borrowed("no-store")));
+    let docs = style.docs_url.as_deref();
+    (answer.content_type, answer.body) = body::build(refused, wait, accept, instance, docs, ready);
 }
 
 /// The code and the message of a refusal over gRPC. The message is for people; [`grpc_message`] makes it fit for a

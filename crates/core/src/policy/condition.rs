@@ -20,6 +20,15 @@ pub(crate) struct Condition {
     pub(crate) not: Vec<Condition>,
     /// Whether only methods, classes, plans and paths are asked for.
     pub(crate) is_plain: bool,
+    /// Methods for which it never holds, as [`method_bit`] has them.
+    pub(crate) excluded: u8,
+}
+
+/// A bit for each of the commonest methods, and one for all others.
+pub(crate) fn method_bit(method: &str) -> u8 {
+    const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
+    let place = KNOWN.iter().position(|known| known.eq_ignore_ascii_case(method));
+    1 << place.unwrap_or(KNOWN.len())
 }
 
 /// Text in which `*` stands for anything, in any case of letters if that was asked for.
@@ -92,13 +101,19 @@ impl Glob {
 }
 
 impl Condition {
+    #[inline(always)]
     pub(crate) fn holds(&self, request: &Request<'_, '_>) -> bool {
-        let facts = request.facts;
-        let is_method = |method: &String| method == facts.method || method.eq_ignore_ascii_case(facts.method);
+        self.excluded & request.method == 0 && self.holds_for_method(request)
+    }
+
+    fn holds_for_method(&self, request: &Request<'_, '_>) -> bool {
+        let asked = request.facts.method;
+        let is_method = |method: &String| method == asked || method.eq_ignore_ascii_case(asked);
+        let is_path = |path: &PathPattern| path.is_all() || path.matches(request.path());
         (self.methods.is_empty() || self.methods.iter().any(is_method))
             && (self.classes.is_empty() || request.class.is_some_and(|class| self.classes.contains(&class)))
             && (self.plans.is_empty() || request.plan.is_some_and(|plan| self.plans.contains(&plan)))
-            && (self.paths.is_empty() || self.paths.iter().any(|path| path.matches(request.path())))
+            && (self.paths.is_empty() || self.paths.iter().any(is_path))
             && (self.is_plain || self.holds_otherwise(request))
     }
 
@@ -110,7 +125,10 @@ impl Condition {
         let is_header = |(name, _): &(String, Glob)| {
             let wanted =
                 |value: &[u8]| self.headers.iter().any(|(other, glob)| other == name && glob.matches(value));
-            facts.any_header(name, wanted)
+            match request.header {
+                Some((known, value)) if known == name => wanted(value),
+                _ => facts.any_header(name, wanted),
+            }
         };
         (self.hosts.is_empty() || self.hosts.iter().any(|host| host.matches(host_name(facts.host))))
             && self.headers.iter().all(is_header)
@@ -127,6 +145,10 @@ impl Condition {
             && self.headers.is_empty()
             && self.networks.is_none()
             && self.not.is_empty();
+        self.excluded = match self.methods.is_empty() {
+            true => 0,
+            false => !self.methods.iter().fold(0, |bits, method| bits | method_bit(method)),
+        };
         self
     }
 

@@ -58,6 +58,8 @@ impl Tokens for NoTokens {
 pub(crate) struct Caller<'f> {
     pub(crate) tag: [u8; 4],
     value: Value<'f>,
+    /// Which of the policy's sources it is known by.
+    source: Option<usize>,
 }
 
 #[derive(Clone)]
@@ -124,6 +126,14 @@ impl Caller<'_> {
         self.tag == ANONYMOUS
     }
 
+    /// The header that it is known by, and what that says. It came once.
+    pub(crate) fn header<'c>(&'c self, identify: &'c Identify) -> Option<(&'c str, &'c [u8])> {
+        match identify.caller.get(self.source?) {
+            Some((Source::Header(name), _)) => Some((name, self.value())),
+            _ => None,
+        }
+    }
+
     /// As lists and tables know it.
     pub(crate) fn named(&self) -> NamedRef<'_> {
         NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() }
@@ -172,19 +182,19 @@ pub(crate) fn caller_of<'f>(
     now: Timestamp,
 ) -> Caller<'f> {
     if let Some(given) = facts.caller.filter(|given| !given.is_empty()) {
-        return Caller { tag: GIVEN, value: Value::Text(Cow::Borrowed(given.as_bytes())) };
+        return Caller { tag: GIVEN, value: Value::Text(Cow::Borrowed(given.as_bytes())), source: None };
     }
-    for (source, tag) in &identify.caller {
+    for (at, (source, tag)) in identify.caller.iter().enumerate() {
         if *source == Source::Ip {
             let Some(address) = address else { continue };
             let octets = octets(address::subject(address, identify.v6_prefix));
-            return Caller { tag: *tag, value: Value::Address(octets) };
+            return Caller { tag: *tag, value: Value::Address(octets), source: Some(at) };
         }
         if let Some(value) = source.find(facts, tokens, now) {
-            return Caller { tag: *tag, value: Value::Text(value) };
+            return Caller { tag: *tag, value: Value::Text(value), source: Some(at) };
         }
     }
-    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")) }
+    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")), source: None }
 }
 
 /// The caller's plan: the first name that is one, or else the default.

@@ -236,6 +236,11 @@ impl PathPattern {
         self
     }
 
+    /// Whether every path is one of these.
+    pub(crate) fn is_all(&self) -> bool {
+        self.open && self.parts.is_empty()
+    }
+
     /// Whether a path is one of these. It has to be in [`normal`] form.
     pub fn matches(&self, normal_path: &str) -> bool {
         if let Some(plain) = &self.plain {
@@ -258,13 +263,13 @@ impl PathPattern {
             }
             rest = more.get(end..).unwrap_or_default();
         }
-        if self.open { self.parts.is_empty() || !rest.is_empty() } else { rest.is_empty() }
+        if self.open { self.is_all() || !rest.is_empty() } else { rest.is_empty() }
     }
 
     /// Whether every path that the other matches is matched by this one too. If this is so and this one is tried
     /// first, the other is never reached.
     pub fn covers(&self, other: &Self) -> bool {
-        if self.open && self.parts.is_empty() {
+        if self.is_all() {
             return true;
         }
         let (mine, theirs) = (self.parts.len(), other.parts.len());

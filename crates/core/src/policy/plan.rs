@@ -10,7 +10,7 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use super::address;
-use super::condition::host_name;
+use super::condition::{host_name, method_bit};
 use super::identify::{Caller, Tokens, caller_of, plan_of};
 use super::path;
 use super::{Cost, Kind, Limiter, Part, Policy};
@@ -23,12 +23,17 @@ pub(crate) struct Request<'r, 'f> {
     pub(crate) address: Option<IpAddr>,
     pub(crate) plan: Option<usize>,
     pub(crate) class: Option<usize>,
+    /// The bit of its method.
+    pub(crate) method: u8,
+    /// A header that was looked up already, and came once.
+    pub(crate) header: Option<(&'r str, &'r [u8])>,
     path: OnceCell<Cow<'f, str>>,
 }
 
 impl<'r, 'f> Request<'r, 'f> {
     pub(crate) fn new(facts: &'r Facts<'f>, address: Option<IpAddr>) -> Self {
-        Self { facts, address, plan: None, class: None, path: OnceCell::new() }
+        let method = method_bit(facts.method);
+        Self { facts, address, plan: None, class: None, method, header: None, path: OnceCell::new() }
     }
 
     /// The path in its normal form.
@@ -64,7 +69,7 @@ pub struct Planned {
     /// share one bucket of each limit per caller.
     pub is_nobody: bool,
     /// What it is charged to, in the order of the file.
-    pub charged: SmallVec<[Charged; 10]>,
+    pub charged: SmallVec<[Charged; 6]>,
     /// Whose buckets: see [`Charged::key`].
     pub keys: SmallVec<[KeyBytes; 2]>,
 }
@@ -115,8 +120,9 @@ impl Policy {
     #[inline]
     fn planned(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp, goes_on: bool) -> Planned {
         let address = self.address.of(facts);
-        let mut request = Request::new(facts, address);
         let caller = caller_of(&self.identify, facts, address, tokens, now);
+        let mut request = Request::new(facts, address);
+        request.header = caller.header(&self.identify);
         let mut planned = Planned {
             listed: self.listed(&caller, address),
             class: 0,
@@ -157,7 +163,8 @@ impl Policy {
             let alike = |earlier: &&Charged| {
                 self.limiters.get(earlier.limiter).is_some_and(|other| other.key_kind == limiter.key_kind)
             };
-            let key = match planned.charged.iter().find(alike) {
+            let earlier = if limiter.key_kind == index { None } else { planned.charged.iter().find(alike) };
+            let key = match earlier {
                 Some(earlier) => earlier.key,
                 None => {
                     planned.keys.push(limiter.key(self, &request, &caller));
@@ -199,7 +206,11 @@ impl Policy {
 struct Asked(u64);
 
 impl Asked {
+    #[inline]
     fn is_for(&mut self, limiter: &Limiter, index: usize, request: &Request<'_, '_>) -> bool {
+        if limiter.matches.is_empty() {
+            return true;
+        }
         let bit =
             |index: usize| u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0);
         let is_known = limiter.match_kind < index && bit(limiter.match_kind) != 0;
@@ -223,7 +234,7 @@ fn drawn(limiter: &str, key: &KeyBytes) -> u64 {
 
 impl Limiter {
     fn is_for(&self, request: &Request<'_, '_>) -> bool {
-        self.matches.is_empty() || self.matches.iter().any(|condition| condition.holds(request))
+        self.matches.iter().any(|condition| condition.holds(request))
     }
 
     /// Whether what a request costs is only known afterwards.

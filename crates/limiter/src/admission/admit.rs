@@ -4,19 +4,21 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 use tollgate_core::concurrency::LeaseId;
-use tollgate_core::decision::{Reason, Refused};
+use tollgate_core::decision::{Reason, Refused, Standing};
 use tollgate_core::limit::Ask;
+use tollgate_core::outcome::Degraded;
 use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode, Planned};
 use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
 use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
 
 use super::leases::Lease;
-use super::permit::{Dark, Held, Permit, Taken, charge, standing};
-use super::refusal::Refusal;
+use super::permit::{Dark, Held, Permit, Taken, charge};
+use super::refusal::{Place, Refusal};
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
 use super::{Limiter, Shared};
@@ -79,14 +81,15 @@ impl<S: Store + 'static> Shared<S> {
     async fn decide(self: &Arc<Self>, facts: &Facts<'_>, now: Timestamp) -> Result<Permit<S>, Refusal> {
         // One policy for the whole decision, whatever is loaded meanwhile.
         let running = self.running.load_full();
-        let given = self.tokens.load();
-        let tokens = given.as_ref().map_or(&*running.vouching.0, |tokens| &***tokens);
+        let given = self.has_tokens.load(Ordering::Acquire).then(|| self.tokens.load());
+        let given_ones = given.as_ref().and_then(|given| given.as_ref());
+        let tokens = given_ones.map_or(&*running.vouching.0, |tokens| &***tokens);
         let mut planned = running.policy.plan(facts, tokens, now);
         match planned.listed {
             Listed::No => {}
             Listed::Allowed => {
                 self.counts.allowed_by_list.add();
-                return Ok(Permit::new(self, Some(self.held(running, planned, now))));
+                return Ok(Permit::new(self, Some(Box::new(self.held(running, planned, now)))));
             }
             Listed::Blocked => {
                 match running.mode_of_all() {
@@ -114,14 +117,14 @@ impl<S: Store + 'static> Shared<S> {
         }
         let mut held = self.held(running, planned, now);
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
-        if let Err(refused) = self.charge(&mut held).await {
-            held.running.count(held.class, |counts| &counts.refused);
-            let refusal = Refusal::new(refused, Arc::clone(&held.running), now, self.draw());
-            return Err(refusal.of(held.class, held.plan));
+        if let Err((refused, exceeded)) = self.charge(&mut held).await {
+            let Held { running, class, plan, .. } = held;
+            running.count(class, |counts| &counts.refused);
+            return Err(Refusal::new(refused, running, now, self.draw()).of(class, plan).by(exceeded));
         }
         held.running.count(held.class, |counts| &counts.passed);
         // From here on it is given back, whatever happens.
-        let mut permit = Permit::new(self, Some(held));
+        let mut permit = Permit::new(self, Some(Box::new(held)));
         let Some(held) = permit.held_mut() else { return Ok(permit) };
         self.keep_leases(held);
         // What is only watched comes last, and changes nothing.
@@ -144,8 +147,8 @@ impl<S: Store + 'static> Shared<S> {
 
     /// A request of which nothing is charged yet.
     #[inline]
-    fn held(&self, running: Arc<Running>, planned: Planned, now: Timestamp) -> Box<Held> {
-        Box::new(Held {
+    fn held(&self, running: Arc<Running>, planned: Planned, now: Timestamp) -> Held {
+        Held {
             class: planned.class,
             plan: planned.plan,
             lease: self.next_lease(),
@@ -153,7 +156,8 @@ impl<S: Store + 'static> Shared<S> {
             at: self.at(now),
             charged: planned.charged,
             keys: planned.keys,
-            taken: Vec::new(),
+            taken: SmallVec::new(),
+            outcomes: Vec::new(),
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
@@ -161,7 +165,7 @@ impl<S: Store + 'static> Shared<S> {
             has_watched: false,
             dark: None,
             running,
-        })
+        }
     }
 
     /// How long to stay away, if this worker sheds the request.
@@ -189,9 +193,8 @@ impl<S: Store + 'static> Shared<S> {
     }
 
     /// Charges everything that is enforced, or nothing.
-    async fn charge(&self, held: &mut Held) -> Result<(), Refused> {
+    async fn charge(&self, held: &mut Held) -> Result<(), (Refused, Option<Place>)> {
         let mut charges: SmallVec<[Charge<'_>; 10]> = SmallVec::new();
-        let mut taken: Vec<Taken> = Vec::with_capacity(held.charged.len());
         let all = held.running.mode_of_all();
         for (index, charged) in held.charged.iter().enumerate() {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
@@ -202,15 +205,15 @@ impl<S: Store + 'static> Shared<S> {
             }
             let Some(key) = held.keys.get(charged.key) else { continue };
             limiter.count(held.class, |counts| &counts.asked);
-            for (rate, ruled) in limiter.rules.get(charged.choice).into_iter().flatten().enumerate() {
+            let Some(rules) = limiter.rules.get(charged.choice) else { continue };
+            for (rate, ruled) in rules.iter().enumerate() {
                 charges.push(charge(ruled.rule, key, charged, held.lease));
-                taken.push(Taken {
+                held.taken.push(Taken {
                     charged: index,
                     rate,
                     rule: ruled.rule,
                     is_held: ruled.held.is_some(),
                     is_shown: limiter.reason != Reason::Fleet,
-                    outcome: Outcome::allow(0, 0),
                 });
             }
         }
@@ -221,23 +224,21 @@ impl<S: Store + 'static> Shared<S> {
             Ok(verdict) => verdict,
             Err(_) => {
                 self.counts.store_errors.add();
+                held.taken.clear();
                 return Ok(());
             }
         };
         drop(charges);
-        for (taken, outcome) in taken.iter_mut().zip(&verdict.outcomes) {
-            taken.outcome = *outcome;
-        }
         held.degraded = !verdict.degraded.is_empty();
         for degraded in &verdict.degraded {
-            let limiter = taken.get(degraded.index).and_then(|taken| held.charged.get(taken.charged));
+            let limiter = held.taken.get(degraded.index).and_then(|taken| held.charged.get(taken.charged));
             if let Some(limiter) = limiter.and_then(|charged| held.running.limiters.get(charged.limiter)) {
                 limiter.count(held.class, |counts| &counts.degraded);
             }
         }
         held.delay = verdict.outcomes.iter().map(|outcome| outcome.delay).max().unwrap_or_default();
-        held.taken = taken;
-        if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict)) }
+        held.outcomes = verdict.outcomes;
+        if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict.degraded)) }
     }
 
     async fn ask_store(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
@@ -390,17 +391,22 @@ fn effective(limiter: &RunningLimiter, all: Mode, charged: &Charged) -> Mode {
 }
 
 /// Who has refused, and for how long: a limit of the caller's own before one of the fleet, and of those the one that takes
-/// longest.
-fn refused(held: &Held, verdict: &Verdict) -> Refused {
+/// longest. And where that limit is, if it is the only one of the caller's own.
+fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<Place>) {
     /// Places come free at any moment; whoever waits for one should not wait long, nor ask at once.
     const SOON: Nanos = Nanos::from_secs(1);
     let closed = |index: usize| {
-        verdict.degraded.iter().any(|degraded| degraded.index == index && degraded.by == OnFailure::Closed)
+        degraded.iter().any(|degraded| degraded.index == index && degraded.by == OnFailure::Closed)
     };
-    let mut exceeded = Vec::new();
+    let rank = |reason: Reason| match reason {
+        Reason::Rate | Reason::Concurrency => 0,
+        _ => 1,
+    };
+    let mut exceeded: SmallVec<[Exceeded<'_>; 2]> = SmallVec::new();
     // Of several rates of one limiter more than one may be exceeded. The request is refused once.
     let mut counted = None;
-    for (index, taken) in held.taken.iter().enumerate().filter(|(_, taken)| !taken.outcome.allowed) {
+    let told = held.taken.iter().zip(&held.outcomes).enumerate();
+    for (index, (taken, outcome)) in told.filter(|(_, (_, outcome))| !outcome.allowed) {
         let Some(charged) = held.charged.get(taken.charged) else { continue };
         let (Some(limiter), Some(ruled)) = (held.running.limiters.get(charged.limiter), held.ruled(taken))
         else {
@@ -410,22 +416,32 @@ fn refused(held: &Held, verdict: &Verdict) -> Refused {
             limiter.count(held.class, |counts| &counts.refused);
         }
         let reason = if closed(index) { Reason::StoreAway } else { limiter.reason };
-        let mut standing = standing(ruled, &taken.outcome);
+        let mut outcome = *outcome;
         if ruled.held.is_some() {
-            standing.retry_after = standing.retry_after.map(|_| SOON);
+            outcome.retry_after = outcome.retry_after.map(|_| SOON);
         }
-        exceeded.push((reason, &limiter.name, standing));
+        let place = Place(charged.limiter, charged.choice, taken.rate);
+        exceeded.push(Exceeded { reason, limiter, ruled, outcome, place });
     }
-    let rank = |reason: Reason| match reason {
-        Reason::Rate | Reason::Concurrency => 0,
-        _ => 1,
-    };
     let away = |wait: Option<Nanos>| std::cmp::Reverse(wait.map_or(u64::MAX, Nanos::as_u64));
-    exceeded.sort_by_key(|(reason, _, standing)| (rank(*reason), away(standing.retry_after)));
-    let Some((reason, limiter, first)) = exceeded.first() else { return blocked() };
-    let (reason, limiter, retry_after) = (*reason, Arc::clone(limiter), first.retry_after);
-    let own = exceeded.into_iter().filter(|(reason, ..)| rank(*reason) == 0);
-    Refused { reason, limiter, retry_after, exceeded: own.map(|(_, _, standing)| standing).collect() }
+    exceeded.sort_by_key(|it| (rank(it.reason), away(it.outcome.retry_after)));
+    let Some(&Exceeded { reason, limiter, outcome, place, .. }) = exceeded.first() else {
+        return (blocked(), None);
+    };
+    let own = exceeded.iter().filter(|it| rank(it.reason) == 0);
+    let own: Vec<Standing> = own.map(|it| it.ruled.standing(&it.outcome)).collect();
+    let place = (own.len() == 1).then_some(place);
+    let (limiter, retry_after) = (Arc::clone(&limiter.name), outcome.retry_after);
+    (Refused { reason, limiter, retry_after, exceeded: own }, place)
+}
+
+/// A limit that refuses.
+struct Exceeded<'h> {
+    reason: Reason,
+    limiter: &'h RunningLimiter,
+    ruled: &'h Ruled,
+    outcome: Outcome,
+    place: Place,
 }
 
 fn blocked() -> Refused {

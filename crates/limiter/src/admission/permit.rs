@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use tollgate_core::answer::{HeaderList, HeaderStyle, ToldStanding, told_headers};
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::Standing;
 use tollgate_core::key::{KeyRef, Kind};
@@ -48,10 +49,12 @@ pub(super) struct Held {
     pub(super) taken_at: Timestamp,
     /// The time that the store was given, where it was not its own.
     pub(super) at: Option<Timestamp>,
-    pub(super) charged: SmallVec<[Charged; 10]>,
+    pub(super) charged: SmallVec<[Charged; 6]>,
     pub(super) keys: SmallVec<[KeyBytes; 2]>,
     /// What was charged, in the order in which it was.
-    pub(super) taken: Vec<Taken>,
+    pub(super) taken: SmallVec<[Taken; 6]>,
+    /// What the store says of each of them.
+    pub(super) outcomes: Vec<Outcome>,
     pub(super) degraded: bool,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
@@ -129,7 +132,6 @@ pub(super) struct Taken {
     pub(super) is_held: bool,
     /// Whether it is a limit that callers are told of.
     pub(super) is_shown: bool,
-    pub(super) outcome: Outcome,
 }
 
 /// What became of a request that passed, for whoever handles it.
@@ -157,29 +159,26 @@ impl Held {
         Some(charge(taken.rule, self.keys.get(charged.key)?, charged, self.lease))
     }
 
-    /// How the caller stands with limits that are its own.
-    fn standings(&self) -> Vec<Standing> {
-        let shown = self.taken.iter().filter(|taken| taken.is_shown);
-        let mut standings: Vec<Standing> =
-            shown.filter_map(|taken| Some(standing(self.ruled(taken)?, &taken.outcome))).collect();
-        standings.sort_by(|a, b| {
-            let left =
-                |of: &Standing, other: &Standing| u128::from(of.remaining) * u128::from(other.quota.max(1));
+    /// Limits that are the caller's own, the one closest to exhaustion first.
+    fn shown(&self) -> SmallVec<[(&Ruled, &Outcome); 4]> {
+        let mut shown: SmallVec<[(&Ruled, &Outcome); 4]> = SmallVec::new();
+        for (taken, outcome) in self.taken.iter().zip(&self.outcomes).filter(|(taken, _)| taken.is_shown) {
+            if let Some(ruled) = self.ruled(taken) {
+                shown.push((ruled, outcome));
+            }
+        }
+        shown.sort_by(|a, b| {
+            let left = |(_, outcome): &(&Ruled, &Outcome), (other, _): &(&Ruled, &Outcome)| {
+                u128::from(outcome.remaining) * u128::from(other.quota.max(1))
+            };
             left(a, b).cmp(&left(b, a))
         });
-        standings
+        shown
     }
-}
 
-pub(super) fn standing(ruled: &Ruled, outcome: &Outcome) -> Standing {
-    Standing {
-        name: Arc::clone(&ruled.name),
-        quota: ruled.quota,
-        window: ruled.window,
-        unit: ruled.unit,
-        remaining: outcome.remaining,
-        retry_after: outcome.retry_after,
-        reset_after: outcome.reset_after,
+    /// How the caller stands with limits that are its own.
+    fn standings(&self) -> Vec<Standing> {
+        self.shown().into_iter().map(|(ruled, outcome)| ruled.standing(outcome)).collect()
     }
 }
 
@@ -233,18 +232,28 @@ impl<S: Store + 'static> Permit<S> {
     }
 
     /// The headers that tell an allowed caller how it stands.
-    pub fn headers(&self) -> tollgate_core::answer::HeaderList {
+    pub fn headers(&self) -> HeaderList {
         let Some(held) = &self.held else { return Default::default() };
         let style = held.running.policy.answers().headers;
-        let seconds = self.shared.clock.now().as_nanos() / 1_000_000_000;
-        tollgate_core::answer::standing_headers(style, &held.standings(), seconds)
+        // One style alone tells the time.
+        let seconds = match style {
+            HeaderStyle::XRateLimit => self.shared.clock.now().as_nanos() / 1_000_000_000,
+            _ => 0,
+        };
+        let mut told: SmallVec<[ToldStanding<'_>; 4]> = SmallVec::new();
+        for (ruled, outcome) in held.shown() {
+            told.push(ToldStanding::new(&ruled.told, outcome));
+        }
+        told_headers(style, &told, seconds)
     }
 
     /// The answer has begun: what is told by its headers is taken note of. `header` finds one by its name.
     pub fn answered<'h>(&self, header: impl Fn(&str) -> Option<&'h [u8]>) {
         let Some(held) = &self.held else { return };
-        let now = self.shared.clock.now();
-        if let Some(worker) = &held.running.worker {
+        // Only then does anybody look at the clock.
+        if let Some(worker) = held.running.worker.as_ref().filter(|worker| worker.gauge.is_told_by_answers())
+        {
+            let now = self.shared.clock.now();
             worker.gauge.record_latency(now.since(held.taken_at));
             if let Some(value) = worker.reported_in().and_then(&header) {
                 worker.gauge.report_text(value, now);

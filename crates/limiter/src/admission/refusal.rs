@@ -32,13 +32,25 @@ struct Inner {
     running: Arc<Running>,
     class: Option<usize>,
     plan: Option<usize>,
+    /// The limit that was exceeded, if it was one alone.
+    exceeded: Option<Place>,
     now: Timestamp,
     draw: u32,
 }
 
+/// Where a limit is: its limiter, which of that one's choices, and which of the rates.
+#[derive(Clone, Copy)]
+pub(super) struct Place(pub(super) usize, pub(super) usize, pub(super) usize);
+
 impl Refusal {
     pub(super) fn new(refused: Refused, running: Arc<Running>, now: Timestamp, draw: u32) -> Self {
-        Self(Box::new(Inner { refused, running, class: None, plan: None, now, draw }))
+        Self(Box::new(Inner { refused, running, class: None, plan: None, exceeded: None, now, draw }))
+    }
+
+    /// The same, by one limit alone.
+    pub(super) fn by(mut self, exceeded: Option<Place>) -> Self {
+        self.0.exceeded = exceeded;
+        self
     }
 
     /// The same, of a request of this class and plan.
@@ -84,9 +96,17 @@ impl Refusal {
 
     /// The whole answer over HTTP, in a form that the caller accepts. `instance` is what was asked for.
     pub fn answer(&self, accept: Option<&[u8]>, instance: &str) -> Answer {
-        let Inner { refused, running, now, draw, .. } = &*self.0;
-        let seconds = now.as_nanos() / 1_000_000_000;
-        answer::refusal(refused, running.policy.answers(), accept, instance, seconds, *draw)
+        let Inner { refused, running, exceeded, now, draw, .. } = &*self.0;
+        let (style, seconds) = (running.policy.answers(), now.as_nanos() / 1_000_000_000);
+        let ruled = exceeded.and_then(|Place(limiter, choice, rate)| {
+            running.limiters.get(limiter)?.rules.get(choice)?.get(rate)
+        });
+        match ruled {
+            Some(ruled) => {
+                answer::told_refusal(refused, &ruled.told, style, accept, instance, seconds, *draw)
+            }
+            None => answer::refusal(refused, style, accept, instance, seconds, *draw),
+        }
     }
 
     /// The code and the message of an answer over gRPC.

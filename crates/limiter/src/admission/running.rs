@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thiserror::Error;
-use tollgate_core::decision::{Reason, Unit};
+use tollgate_core::answer::{AnswerStyle, Told};
+use tollgate_core::decision::{Reason, Standing, Unit};
 use tollgate_core::policy::{
     self, Cost, DraftError, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy,
 };
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::worker::PPM;
-use tollgate_core::{Limit, LimitError, Nanos};
+use tollgate_core::{Limit, LimitError, Nanos, Outcome};
 
 use super::counts::{ClassCounts, Count, LimiterCounts, LimiterStanding, LimiterStats, WorkerStanding};
 use crate::clock::AnyClock;
@@ -150,6 +151,23 @@ pub(super) struct Ruled {
     pub(super) unit: Unit,
     /// What must be given back when the request ends; how often it must be renewed until then, if it must.
     pub(super) held: Option<Option<Nanos>>,
+    /// What callers are told of it.
+    pub(super) told: Told,
+}
+
+impl Ruled {
+    /// How a caller stands with it.
+    pub(super) fn standing(&self, outcome: &Outcome) -> Standing {
+        Standing {
+            name: Arc::clone(&self.name),
+            quota: self.quota,
+            window: self.window,
+            unit: self.unit,
+            remaining: outcome.remaining,
+            retry_after: outcome.retry_after,
+            reset_after: outcome.reset_after,
+        }
+    }
 }
 
 /// The shedder of this process.
@@ -237,7 +255,7 @@ impl Running {
                 worker = Some(started_worker(index, of, before, clock, &limiter.name)?);
             }
             let names = classes.iter().map(|(name, _)| name);
-            limiters.push(RunningLimiter::start(limiter, store, lasting, names)?);
+            limiters.push(RunningLimiter::start(limiter, policy.answers(), store, lasting, names)?);
         }
         let has_settled =
             policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
@@ -347,6 +365,7 @@ fn started_worker(
 impl RunningLimiter {
     fn start<'c, S: Store>(
         limiter: &policy::Limiter,
+        answers: &AnswerStyle,
         store: &S,
         lasting: &Lasting,
         classes: impl Iterator<Item = &'c Arc<str>>,
@@ -358,7 +377,7 @@ impl RunningLimiter {
                 limits.iter().zip(families(family, limits)).enumerate().map(|(number, (limit, of))| {
                     let name =
                         if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
-                    ruled(store, &of, &name, *limit, limiter.on_store_failure)
+                    ruled(store, answers, limiter, &of, &name, *limit)
                 });
             ruled
                 .collect::<Result<SmallVec<[Ruled; 1]>, StoreError>>()
@@ -426,10 +445,11 @@ fn families(name: &str, limits: &[Limit]) -> Vec<String> {
 
 fn ruled<S: Store>(
     store: &S,
+    answers: &AnswerStyle,
+    limiter: &policy::Limiter,
     family: &str,
     name: &str,
     limit: Limit,
-    on_failure: OnFailure,
 ) -> Result<Ruled, StoreError> {
     let third = |ttl: Nanos| store.is_shared().then(|| Nanos::new(ttl.as_u64() / 3));
     let (limit, held) = match limit {
@@ -442,12 +462,22 @@ fn ruled<S: Store>(
         other => (other, None),
     };
     let unit = if held.is_some() { Unit::ConcurrentRequests } else { Unit::Requests };
-    Ok(Ruled {
-        rule: store.define_with(family, limit, on_failure)?,
-        family: Arc::from(family),
+    let standing = Standing {
         name: Arc::from(name),
         quota: limit.capacity(),
         window: limit.window(),
+        unit,
+        remaining: 0,
+        retry_after: None,
+        reset_after: Nanos::ZERO,
+    };
+    Ok(Ruled {
+        rule: store.define_with(family, limit, limiter.on_store_failure)?,
+        family: Arc::from(family),
+        told: Told::new(answers, limiter.kind.reason(), &limiter.name, &standing),
+        name: standing.name,
+        quota: standing.quota,
+        window: standing.window,
         unit,
         held,
     })

@@ -23,12 +23,12 @@ impl MemoryStore {
     pub(super) fn adopt<A: Packed>(
         &self,
         algorithm: &A,
-        target: Target<'_>,
+        target: &Target<'_>,
         now: Timestamp,
         shard: Option<&mut Shard>,
         moves: Moves,
     ) -> Option<A::State> {
-        let Target { rule, record, hash, .. } = target;
+        let Target { rule, record, hash, .. } = *target;
         let place = self.table.place(hash);
         let mut adopted: Option<A::State> = None;
         let mut add = |from: u32, state: State| {
@@ -65,7 +65,7 @@ impl MemoryStore {
 
     /// Whether a key has used something under a rule of its family that is in force beside this one: another plan's.
     /// Under a limit that was changed nobody asks any more.
-    pub(super) fn has_rival(&self, target: Target<'_>, shard: Option<&Shard>) -> bool {
+    pub(super) fn has_rival(&self, target: &Target<'_>, shard: Option<&Shard>) -> bool {
         let rival = |rule: u32| self.rules.in_force(rule).is_some_and(|(newest, _)| newest != target.rule);
         let place = self.table.place(target.hash);
         self.family_in_table(place, target.record).into_iter().any(|tag| rival(tag.rule()))
@@ -77,8 +77,8 @@ impl MemoryStore {
     pub(super) fn refused_beside(
         &self,
         outcome: Outcome,
-        target: Target<'_>,
-        call: Call,
+        target: &Target<'_>,
+        call: &Call<'_>,
         shard: Option<&Shard>,
     ) -> Outcome {
         if outcome.allowed || outcome.retry_after.is_none() || !matches!(call.op, Op::Charge | Op::Estimate) {
@@ -115,7 +115,12 @@ impl MemoryStore {
     }
 
     /// A key whose rule now lives in the maps brings along what it used while it lived in the table.
-    pub(super) fn adopt_from_table(&self, target: Target<'_>, now: Timestamp, moves: Moves) -> Option<State> {
+    pub(super) fn adopt_from_table(
+        &self,
+        target: &Target<'_>,
+        now: Timestamp,
+        moves: Moves,
+    ) -> Option<State> {
         let place = self.table.place(target.hash);
         let _guard = self.table.lock(place);
         let mut adopted = None;
@@ -140,25 +145,25 @@ impl MemoryStore {
     pub(super) fn floor<A: Packed>(
         &self,
         algorithm: &A,
-        target: Target<'_>,
+        target: &Target<'_>,
         now: Timestamp,
         shard: Option<&mut Shard>,
     ) -> A::State {
-        let Target { rule, record, hash, .. } = target;
+        let Target { rule, record, hash, .. } = *target;
         let (sets, of) = (self.table.sets_of(self.table.place(hash)), self.table.sets());
         let floor = record.floor_state(algorithm, sets, of, now);
         if !record.has_siblings() {
             return floor;
         }
         let in_table = self.rules.family_floor(rule, record, sets, of, now);
-        let in_maps = shard.map(|shard| shard.floor(&self.rules, &target, now));
+        let in_maps = shard.map(|shard| shard.floor(&self.rules, target, now));
         in_table.into_iter().chain(in_maps).fold(floor, |floor, state| {
             algorithm.join(&floor, &algorithm.unpack(record.base(), record.pack(&state)), now)
         })
     }
 
     /// What was evicted from the table under rules of the family of a rule that lives in the maps.
-    pub(super) fn floor_in_table(&self, target: Target<'_>, now: Timestamp) -> Option<State> {
+    pub(super) fn floor_in_table(&self, target: &Target<'_>, now: Timestamp) -> Option<State> {
         let sets = self.table.sets_of(self.table.place(target.hash));
         self.rules.family_floor(target.rule, target.record, sets, self.table.sets(), now)
     }

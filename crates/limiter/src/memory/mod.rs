@@ -218,7 +218,7 @@ impl MemoryStore {
         let mut shard = self.shards.lock(self.shards.index(target.hash));
         let _guard = self.table.lock(place);
         if let Some(shard) = &mut shard {
-            self.shards.take(shard, target);
+            self.shards.take(shard, &target);
         }
         for tag in self.family_in_table(place, record) {
             self.table.extract(place, tag);
@@ -237,9 +237,10 @@ impl MemoryStore {
             .as_ref()
             .map_or(KeyRef { kind: Kind::Bytes, bytes: &[] }, |(kind, bytes)| KeyRef { kind: *kind, bytes });
         let target = Target { rule, record, hash: held.hash, check: held.check, key };
-        let call = Call::new(Op::Refund, Ask::from(held.cost), now);
+        let ask = Ask::from(held.cost);
+        let call = Call::new(Op::Refund, &ask, now);
         // Giving back needs no room, so it cannot fail.
-        let _ = self.decide_in_maps(target, call);
+        let _ = self.decide_in_maps(&target, &call);
     }
 
     /// What a permit must remember of its key.
@@ -272,7 +273,7 @@ impl MemoryStore {
             return Ok(InProgress::default());
         };
         let count = |state: &State| record.limit.in_progress(state, now);
-        Ok(self.shards.with_state(&shard, target, count).unwrap_or_default())
+        Ok(self.shards.with_state(&shard, &target, count).unwrap_or_default())
     }
 
     /// How full the store is.
@@ -393,7 +394,25 @@ impl MemoryStore {
 
     #[inline(always)]
     fn hash(&self, key: KeyRef<'_>, record: &Record) -> u64 {
+        self.hash_key(key) ^ record.salt
+    }
+
+    /// The hash of a key in whichever family: those are told apart after the costly part, and so are the kinds of keys.
+    #[inline(always)]
+    fn hash_key(&self, key: KeyRef<'_>) -> u64 {
+        self.hash_bytes(self.hash.build_hasher(), key) ^ KIND_SALT.wrapping_mul(key.kind as u64)
+    }
+
+    /// A second hash, independent of the first.
+    #[inline]
+    fn check(&self, key: KeyRef<'_>) -> u64 {
         let mut hasher = self.hash.build_hasher();
+        hasher.write_u8(key.kind as u8);
+        self.hash_bytes(hasher, key)
+    }
+
+    #[inline(always)]
+    fn hash_bytes(&self, mut hasher: impl Hasher, key: KeyRef<'_>) -> u64 {
         match key.bytes.split_at_checked(16) {
             // In two pieces of a length that is hashed in place, which is quicker than calling for the whole.
             Some((head, tail)) if tail.len() <= 16 => {
@@ -402,14 +421,13 @@ impl MemoryStore {
             }
             _ => hasher.write(key.bytes),
         }
-        // Kinds and families are told apart after the costly part.
-        hasher.finish() ^ record.salt ^ KIND_SALT.wrapping_mul(key.kind as u64)
+        hasher.finish()
     }
 
+    #[inline]
     fn target<'a>(&self, rule: u32, record: &'a Record, hash: u64, key: KeyRef<'a>) -> Target<'a> {
-        let in_maps = !record.in_table || record.has_siblings();
-        let check = || self.hash.hash_one((key.kind as u8, key.bytes, record.family.salt));
-        Target { rule, record, hash, check: if in_maps { check() } else { 0 }, key }
+        let check = if record.may_be_in_maps() { self.check(key) } else { 0 };
+        Target { rule, record, hash, check, key }
     }
 
     fn judge(&self, now: Timestamp) -> JudgeAt<'_> {
@@ -469,7 +487,10 @@ impl Store for MemoryStore {
     }
 
     fn give_back(&self, charge: Charge<'_>) {
+        // What is given back is there whatever the time is, so that of the last reading will do.
+        let is_read = self.reads_system_clock.load(Ordering::Relaxed);
+        let now = if is_read { self.latest_seen(None) } else { self.time(None) };
         // Giving back needs no room, so it cannot fail.
-        let _ = self.decide(Op::Refund, charge, None);
+        let _ = self.decide_once(Op::Refund, &charge, now);
     }
 }

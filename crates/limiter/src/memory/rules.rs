@@ -78,8 +78,9 @@ pub(crate) struct Family {
     /// Whether there ever was a member, and more than one.
     inhabited: AtomicBool,
     shared: AtomicBool,
-    /// Whether states of a member are words of the table.
+    /// Whether states of a member are words of the table, and whether those of one are in the maps.
     has_words: AtomicBool,
+    has_maps: AtomicBool,
 }
 
 impl Family {
@@ -92,6 +93,7 @@ impl Family {
             inhabited: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             has_words: AtomicBool::new(false),
+            has_maps: AtomicBool::new(false),
         }
     }
 }
@@ -167,6 +169,12 @@ impl Record {
     /// Whether a key may have states in the table under other rules of the family.
     pub(crate) fn has_siblings_in_table(&self) -> bool {
         self.has_siblings() && self.family.has_words.load(Ordering::Acquire)
+    }
+
+    /// Whether a key may have states in the maps, under this rule or others of the family.
+    #[inline]
+    pub(crate) fn may_be_in_maps(&self) -> bool {
+        !self.in_table || self.has_siblings() && self.family.has_maps.load(Ordering::Acquire)
     }
 
     /// The state in one of this record's words.
@@ -298,9 +306,8 @@ impl Rules {
             is_floored: AtomicBool::new(false),
         });
         let added = self.records.push(Arc::clone(&record)) as u32;
-        if in_table {
-            family.has_words.store(true, Ordering::Release);
-        }
+        let kept_in = if in_table { &family.has_words } else { &family.has_maps };
+        kept_in.store(true, Ordering::Release);
         if family.inhabited.swap(true, Ordering::AcqRel) {
             family.shared.store(true, Ordering::Release);
         }

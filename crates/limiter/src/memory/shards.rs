@@ -4,15 +4,16 @@
 //! is kept follows what is in use. At the ceiling the entry that carries least makes room and leaves its state
 //! as the floor from which newcomers of its rule start. Requests in progress are never forgotten.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hashbrown::{HashMap, HashTable};
 use parking_lot::{Mutex, MutexGuard};
 use tollgate_core::key::{Key, KeyRef, Kind};
-use tollgate_core::limit::{Ask, Op, State};
+use tollgate_core::limit::{self, Ask, Op, State};
 use tollgate_core::store::StoreError;
-use tollgate_core::{Outcome, Timestamp};
+use tollgate_core::{Limit, Outcome, Timestamp};
 
 use super::family::Moves;
 use super::rules::{Record, Rules};
@@ -41,6 +42,11 @@ impl Budget {
 
     fn sub(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Something has become larger or smaller.
+    fn resize(&self, before: usize, after: usize) {
+        if after > before { self.add(after - before) } else { self.sub(before - after) }
     }
 
     /// Whether `more` bytes would pass the ceiling.
@@ -75,16 +81,17 @@ const FLOOR_BYTES: usize = 1024;
 
 /// What is wanted of a state, and when.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Call<'a> {
     pub(crate) op: Op,
-    pub(crate) ask: Ask,
+    pub(crate) ask: &'a Ask,
     pub(crate) now: Timestamp,
     /// When that which is given back was taken.
     pub(crate) taken: Timestamp,
 }
 
-impl Call {
-    pub(crate) fn new(op: Op, ask: Ask, now: Timestamp) -> Self {
+impl<'a> Call<'a> {
+    #[inline]
+    pub(crate) fn new(op: Op, ask: &'a Ask, now: Timestamp) -> Self {
         Self { op, ask, now, taken: ask.taken.unwrap_or(now) }
     }
 }
@@ -98,6 +105,8 @@ pub(crate) struct Shard {
     budget: Arc<Budget>,
     /// Bytes of the list and the index themselves, as the budget knows them.
     own_bytes: usize,
+    /// Where the key was that was found last: one call asks for the same several times, and many calls for the same.
+    last: Cell<u32>,
     /// Where the next look in passing begins.
     hand: usize,
     evictions: u64,
@@ -184,93 +193,152 @@ impl Shards {
 
     /// Does `op` to a state, in its locked shard. `elsewhere` yields what is kept outside of the maps of a key that is
     /// not here.
+    #[inline]
     pub(crate) fn apply(
         &self,
         shard: &mut Shard,
         rules: &Rules,
-        target: Target<'_>,
-        call: Call,
+        target: &Target<'_>,
+        call: &Call<'_>,
         elsewhere: impl Fn(Moves) -> Elsewhere,
     ) -> Result<Outcome, StoreError> {
-        let Call { op, ask, now, taken } = call;
-        let limit = &target.record.limit;
-        let full = Err(StoreError::Full { bytes: self.budget.ceiling });
-        let Some(position) = shard.find(&target, self.exact) else {
-            let Elsewhere { state: before, floor } = elsewhere(Moves::No);
-            let must_put = before.is_some();
-            let state = match before {
-                Some(before) => {
-                    // Looking, and being refused, must not take from one plan what another would clip.
-                    let mut state = before.clone();
-                    let outcome = limit.apply(op, &mut state, now, ask, taken);
-                    if state == before {
-                        return Ok(outcome);
-                    }
-                    elsewhere(Moves::Yes).state
-                }
-                None => None,
-            };
-            if !must_put
-                && floor.is_none()
-                && let Some(outcome) = shard.refuse_by_floor(&target, call)
-            {
-                return Ok(outcome);
-            }
-            let mut state = state.unwrap_or_else(|| {
-                let own = shard.floor(rules, &target, now);
-                limit.inherit(&floor.map_or_else(|| own.clone(), |other| limit.join(&own, &other, now)), now)
-            });
-            let outcome = limit.apply(op, &mut state, now, ask, taken);
-            // Looking, giving back what is not there and being refused change nothing, unless refusals count.
-            let charged = op == Op::Charge && ask.cost > 0 && (outcome.allowed || limit.counts_refused());
-            if !must_put && (!charged || limit.is_idle(&state, now)) {
-                return Ok(outcome);
-            }
-            let identity = self.identity(&target);
-            return match shard.put(rules, &target, identity, state, now, || self.relieve(rules, now)) {
-                Put::Done => Ok(outcome),
-                // Everything there carries more than this key does: it counts on the floor.
-                Put::TooLight(state) => {
-                    shard.evictions += 1;
-                    shard.raise_floor(rules, &target, &state, now);
-                    Ok(outcome)
-                }
-                // A refusal needs no room.
-                Put::Full if !outcome.allowed => Ok(outcome),
-                Put::Full => full,
-            };
+        let Some(position) = shard.find(target, self.exact) else {
+            return self.apply_to_newcomer(shard, rules, target, call, elsewhere);
         };
-        let Some(entry) = shard.entries.get_mut(position as usize) else { return full };
-        let before = allocated(entry.state.heap_bytes());
-        if entry.rule != target.rule {
-            let carried = rules.carry(entry.rule, entry.state.clone(), target.rule, now);
-            let mut state = carried.clone();
-            let outcome = limit.apply(op, &mut state, now, ask, taken);
-            if state == carried {
-                return Ok(outcome);
+        let Some(entry) = shard.entries.get_mut(position as usize) else { return Err(self.full()) };
+        match (&target.record.limit, &mut entry.state) {
+            _ if entry.rule != target.rule => {}
+            // What has nothing on the heap, or is only looked at, stays as large as it is.
+            (Limit::Concurrency(limit), State::InFlight(state)) => {
+                return Ok(limit::apply(limit, call.op, state, call.now, call.ask.cost, call.taken));
             }
-            entry.state = carried;
-            entry.rule = target.rule;
+            (limit, state) if call.op == Op::Estimate => {
+                if let Some(outcome) = limit.estimate(state, call.now, *call.ask) {
+                    return Ok(outcome);
+                }
+            }
+            _ => {}
         }
-        let outcome = limit.apply(op, &mut entry.state, now, ask, taken);
-        let after = allocated(entry.state.heap_bytes());
-        shard.budget.add(after);
-        shard.budget.sub(before);
-        if after > before
-            && let Err((position, bytes)) = self.settle(shard, rules, now, position, after)
+        self.apply_and_resize(shard, rules, target, call, position)
+    }
+
+    /// The same for a state that may become larger or smaller.
+    #[inline(never)]
+    fn apply_and_resize(
+        &self,
+        shard: &mut Shard,
+        rules: &Rules,
+        target: &Target<'_>,
+        call: &Call<'_>,
+        position: u32,
+    ) -> Result<Outcome, StoreError> {
+        let Some(entry) = shard.entries.get_mut(position as usize) else { return Err(self.full()) };
+        let before = entry.state.heap_bytes();
+        if entry.rule != target.rule
+            && let Some(outcome) = entry.carry(rules, target, call)
         {
-            // It cannot grow: the charge is taken back and the caller is told.
-            if let Some(entry) = shard.entries.get_mut(position as usize)
-                && op == Op::Charge
-            {
-                let _ = limit.apply(Op::Undo, &mut entry.state, now, ask, now);
-                entry.state.shrink();
-                shard.budget.add(allocated(entry.state.heap_bytes()));
-                shard.budget.sub(bytes);
-            }
-            return if outcome.allowed { full } else { Ok(outcome) };
+            return Ok(outcome);
+        }
+        let limit = &target.record.limit;
+        let outcome = limit.apply(call.op, &mut entry.state, call.now, *call.ask, call.taken);
+        let after = entry.state.heap_bytes();
+        if after == before {
+            return Ok(outcome);
+        }
+        let (before, after) = (allocated(before), allocated(after));
+        shard.budget.resize(before, after);
+        // Where all is under the ceiling, so is this one.
+        if after > before && shard.budget.is_short_of(0) {
+            return self.settle_grown(shard, rules, target, call, (position, after), outcome);
         }
         Ok(outcome)
+    }
+
+    fn full(&self) -> StoreError {
+        StoreError::Full { bytes: self.budget.ceiling }
+    }
+
+    /// The same for a key that is not here.
+    #[cold]
+    #[inline(never)]
+    fn apply_to_newcomer(
+        &self,
+        shard: &mut Shard,
+        rules: &Rules,
+        target: &Target<'_>,
+        call: &Call<'_>,
+        elsewhere: impl Fn(Moves) -> Elsewhere,
+    ) -> Result<Outcome, StoreError> {
+        let Call { op, ask: &ask, now, taken } = *call;
+        let limit = &target.record.limit;
+        let Elsewhere { state: before, floor } = elsewhere(Moves::No);
+        let must_put = before.is_some();
+        let state = match before {
+            Some(before) => {
+                // Looking, and being refused, must not take from one plan what another would clip.
+                let mut state = before.clone();
+                let outcome = limit.apply(op, &mut state, now, ask, taken);
+                if state == before {
+                    return Ok(outcome);
+                }
+                elsewhere(Moves::Yes).state
+            }
+            None => None,
+        };
+        if !must_put
+            && floor.is_none()
+            && let Some(outcome) = shard.refuse_by_floor(target, call)
+        {
+            return Ok(outcome);
+        }
+        let mut state = state.unwrap_or_else(|| {
+            let own = shard.floor(rules, target, now);
+            limit.inherit(&floor.map_or_else(|| own.clone(), |other| limit.join(&own, &other, now)), now)
+        });
+        let outcome = limit.apply(op, &mut state, now, ask, taken);
+        // Looking, giving back what is not there and being refused change nothing, unless refusals count.
+        let charged = op == Op::Charge && ask.cost > 0 && (outcome.allowed || limit.counts_refused());
+        if !must_put && (!charged || limit.is_idle(&state, now)) {
+            return Ok(outcome);
+        }
+        let identity = self.identity(target);
+        match shard.put(rules, target, identity, state, now, || self.relieve(rules, now)) {
+            Put::Done => Ok(outcome),
+            // Everything there carries more than this key does: it counts on the floor.
+            Put::TooLight(state) => {
+                shard.evictions += 1;
+                shard.raise_floor(rules, target, &state, now);
+                Ok(outcome)
+            }
+            // A refusal needs no room.
+            Put::Full if !outcome.allowed => Ok(outcome),
+            Put::Full => Err(self.full()),
+        }
+    }
+
+    /// What becomes of a call whose state has grown to so many bytes, at its position, while there is no room.
+    #[cold]
+    fn settle_grown(
+        &self,
+        shard: &mut Shard,
+        rules: &Rules,
+        target: &Target<'_>,
+        call: &Call<'_>,
+        (position, bytes): (u32, usize),
+        outcome: Outcome,
+    ) -> Result<Outcome, StoreError> {
+        let Err((position, bytes)) = self.settle(shard, rules, call.now, position, bytes) else {
+            return Ok(outcome);
+        };
+        // It cannot grow: the charge is taken back and the caller is told.
+        if let Some(entry) = shard.entries.get_mut(position as usize)
+            && call.op == Op::Charge
+        {
+            let _ = target.record.limit.apply(Op::Undo, &mut entry.state, call.now, *call.ask, call.now);
+            entry.state.shrink();
+            shard.budget.resize(bytes, allocated(entry.state.heap_bytes()));
+        }
+        if outcome.allowed { Err(self.full()) } else { Ok(outcome) }
     }
 
     /// Brings the store back under its ceiling after an entry has grown to so many bytes. One that takes much of the
@@ -297,8 +365,7 @@ impl Shards {
                 return made.map(|_| ()).map_err(|position| (position, bytes));
             }
             let smaller = allocated(entry.state.heap_bytes());
-            shard.budget.add(smaller);
-            shard.budget.sub(bytes);
+            shard.budget.resize(bytes, smaller);
             bytes = smaller;
         }
     }
@@ -316,30 +383,30 @@ impl Shards {
     }
 
     /// Takes a key's state out, with the rule under which it was charged last.
-    pub(crate) fn take(&self, shard: &mut Shard, target: Target<'_>) -> Option<(u32, State)> {
-        let position = shard.find(&target, self.exact)?;
+    pub(crate) fn take(&self, shard: &mut Shard, target: &Target<'_>) -> Option<(u32, State)> {
+        let position = shard.find(target, self.exact)?;
         shard.drop_entry(position).map(|entry| (entry.rule, entry.state))
     }
 
     /// A copy of a key's state, with the rule under which it was charged last.
-    pub(crate) fn look(&self, shard: &Shard, target: Target<'_>) -> Option<(u32, State)> {
-        let entry = shard.entry(shard.find(&target, self.exact)?)?;
+    pub(crate) fn look(&self, shard: &Shard, target: &Target<'_>) -> Option<(u32, State)> {
+        let entry = shard.entry(shard.find(target, self.exact)?)?;
         Some((entry.rule, entry.state.clone()))
     }
 
     /// The rule under which a key was charged last.
-    pub(crate) fn rule_of(&self, shard: &Shard, target: Target<'_>) -> Option<u32> {
-        shard.entry(shard.find(&target, self.exact)?).map(|entry| entry.rule)
+    pub(crate) fn rule_of(&self, shard: &Shard, target: &Target<'_>) -> Option<u32> {
+        shard.entry(shard.find(target, self.exact)?).map(|entry| entry.rule)
     }
 
     /// Looks at a state, if there is one.
     pub(crate) fn with_state<R>(
         &self,
         shard: &Shard,
-        target: Target<'_>,
+        target: &Target<'_>,
         look: impl FnOnce(&State) -> R,
     ) -> Option<R> {
-        let position = shard.find(&target, self.exact)?;
+        let position = shard.find(target, self.exact)?;
         shard.entries.get(position as usize).map(|entry| look(&entry.state))
     }
 }
@@ -353,6 +420,20 @@ enum Put {
 }
 
 impl Entry {
+    /// Has it count under another rule, unless the call would change nothing there: then here is what it is told.
+    #[cold]
+    fn carry(&mut self, rules: &Rules, target: &Target<'_>, call: &Call<'_>) -> Option<Outcome> {
+        let Call { op, ask: &ask, now, taken } = *call;
+        let carried = rules.carry(self.rule, self.state.clone(), target.rule, now);
+        let mut state = carried.clone();
+        let outcome = target.record.limit.apply(op, &mut state, now, ask, taken);
+        if state == carried {
+            return Some(outcome);
+        }
+        (self.state, self.rule) = (carried, target.rule);
+        None
+    }
+
     /// Bytes beside its place in the list.
     fn bytes(&self) -> usize {
         let key = match &self.identity {
@@ -363,7 +444,7 @@ impl Entry {
     }
 
     fn is(&self, target: &Target<'_>, exact: bool) -> bool {
-        let same = self.hash == target.hash && self.salt == target.record.family.salt;
+        let same = self.hash == target.hash && self.salt == target.record.salt;
         same && match &self.identity {
             Identity::Check(check) => !exact && *check == target.check,
             Identity::Exact(key) => key.split_first().is_some_and(|(&kind, bytes)| {
@@ -381,6 +462,7 @@ impl Shard {
             floors: HashMap::new(),
             budget,
             own_bytes: 0,
+            last: Cell::new(0),
             hand: 0,
             evictions: 0,
         }
@@ -390,9 +472,16 @@ impl Shard {
         self.entries.get(position as usize)
     }
 
+    #[inline]
     fn find(&self, target: &Target<'_>, exact: bool) -> Option<u32> {
         let is = |&position: &u32| self.entry(position).is_some_and(|entry| entry.is(target, exact));
-        self.index.find(target.hash, is).copied()
+        let last = self.last.get();
+        if is(&last) {
+            return Some(last);
+        }
+        let found = self.index.find(target.hash, is).copied()?;
+        self.last.set(found);
+        Some(found)
     }
 
     /// Takes an entry out. The last one takes its place.
@@ -429,11 +518,12 @@ impl Shard {
     }
 
     /// The refusal of a newcomer that the floor already refuses: nothing has to be copied for that.
-    fn refuse_by_floor(&self, target: &Target<'_>, call: Call) -> Option<Outcome> {
+    fn refuse_by_floor(&self, target: &Target<'_>, call: &Call<'_>) -> Option<Outcome> {
         let limit = &target.record.limit;
         let (rule, floor) = self.floors.get(&target.record.salt)?;
         let asks = matches!(call.op, Op::Charge | Op::Estimate) && !limit.counts_refused();
-        let outcome = (asks && *rule == target.rule).then(|| limit.estimate(floor, call.now, call.ask))??;
+        let outcome =
+            (asks && *rule == target.rule).then(|| limit.estimate(floor, call.now, *call.ask))??;
         (!outcome.allowed).then_some(outcome)
     }
 
@@ -467,8 +557,7 @@ impl Shard {
         mut relieve: impl FnMut() -> bool,
     ) -> Put {
         self.drop_idle(rules, PASSING, now);
-        let entry =
-            Entry { hash: target.hash, identity, rule: target.rule, salt: target.record.family.salt, state };
+        let entry = Entry { hash: target.hash, identity, rule: target.rule, salt: target.record.salt, state };
         let limit = &target.record.limit;
         if entry.bytes() > self.budget.ceiling {
             return Put::Full;
@@ -520,8 +609,7 @@ impl Shard {
     /// Lets the budget know how large the list and the index are.
     fn count_own_bytes(&mut self) {
         let now = self.entries.capacity() * size_of::<Entry>() + self.index.allocation_size();
-        self.budget.add(now);
-        self.budget.sub(self.own_bytes);
+        self.budget.resize(self.own_bytes, now);
         self.own_bytes = now;
     }
 

@@ -92,8 +92,9 @@ impl MemoryStore {
                 match self.charge_word(algorithm, record, number, hash, now, cost) {
                     Some(outcome) => outcome,
                     None => {
-                        let call = Call::new(Op::Charge, Ask::from(cost), now);
-                        self.decide_missing(algorithm, self.target(number, record, hash, key), call, None)
+                        let ask = Ask::from(cost);
+                        let call = Call::new(Op::Charge, &ask, now);
+                        self.decide_missing(algorithm, &self.target(number, record, hash, key), &call, None)
                     }
                 }
             }, else Outcome::allow(0, 0));
@@ -139,21 +140,30 @@ impl MemoryStore {
     /// ```
     pub fn decide(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
         let now = self.time(at);
-        let (rule, record) = self.current(charge.rule, now)?;
-        let hash = self.hash(charge.key, record);
-        let call = Call::new(op, charge.ask, now);
-        if !record.in_table {
-            return self.decide_in_maps(self.target(rule, record, hash, charge.key), call);
-        }
-        let outcome = self.decide_in_table(rule, record, hash, charge.key, call, None);
+        let outcome = self.decide_once(op, &charge, now)?;
         let latest = self.latest_seen(at);
-        if outcome.allowed || latest <= now {
+        let is_word = |rule: Rule| self.current(rule, now).is_ok_and(|(_, record)| record.in_table);
+        if outcome.allowed || latest <= now || !is_word(charge.rule) {
             return Ok(outcome);
         }
-        let now = latest;
+        self.decide_once(op, &charge, latest)
+    }
+
+    /// The same, at this time.
+    #[inline]
+    pub(super) fn decide_once(
+        &self,
+        op: Op,
+        charge: &Charge<'_>,
+        now: Timestamp,
+    ) -> Result<Outcome, StoreError> {
         let (rule, record) = self.current(charge.rule, now)?;
-        let call = Call::new(op, charge.ask, now);
-        Ok(self.decide_in_table(rule, record, hash, charge.key, call, None))
+        let hash = self.hash(charge.key, record);
+        let call = Call::new(op, &charge.ask, now);
+        match record.in_table {
+            true => Ok(self.decide_in_table(rule, record, hash, charge.key, &call, None)),
+            false => self.decide_in_maps(&self.target(rule, record, hash, charge.key), &call),
+        }
     }
 
     /// Decides the same charge for many keys of one rule and tells `each` the outcome. Keys are fetched ahead of
@@ -207,7 +217,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    pub(super) fn decide_in_maps(&self, target: Target<'_>, call: Call) -> Result<Outcome, StoreError> {
+    pub(super) fn decide_in_maps(&self, target: &Target<'_>, call: &Call<'_>) -> Result<Outcome, StoreError> {
         match self.shards.lock(self.shards.index(target.hash)) {
             Some(mut shard) => self.decide_in_shard(&mut shard, target, call),
             None => Err(StoreError::Full { bytes: self.max_bytes }),
@@ -217,8 +227,8 @@ impl MemoryStore {
     pub(super) fn decide_in_shard(
         &self,
         shard: &mut Shard,
-        target: Target<'_>,
-        call: Call,
+        target: &Target<'_>,
+        call: &Call<'_>,
     ) -> Result<Outcome, StoreError> {
         let elsewhere = |moves| match target.record.has_siblings_in_table() {
             true => Elsewhere {
@@ -241,14 +251,14 @@ impl MemoryStore {
         record: &Record,
         hash: u64,
         key: KeyRef<'_>,
-        call: Call,
+        call: &Call<'_>,
         locked: Option<&mut Locked<'_>>,
     ) -> Outcome {
         on_word!(record, algorithm => {
             let place = self.table.place(hash);
             match self.apply_to_word(algorithm, record, place, Tag::new(hash, rule), call) {
                 Some(outcome) => outcome,
-                None => self.decide_missing(algorithm, self.target(rule, record, hash, key), call, locked),
+                None => self.decide_missing(algorithm, &self.target(rule, record, hash, key), call, locked),
             }
         }, else Outcome::allow(0, 0))
     }
@@ -259,7 +269,7 @@ impl MemoryStore {
         record: &Record,
         place: Place,
         tag: Tag,
-        call: Call,
+        call: &Call<'_>,
     ) -> Option<Outcome> {
         let base = record.base();
         self.table.update(place, tag, |word| {
@@ -275,17 +285,17 @@ impl MemoryStore {
     pub(super) fn decide_missing<A: Packed>(
         &self,
         algorithm: &A,
-        target: Target<'_>,
-        call: Call,
+        target: &Target<'_>,
+        call: &Call<'_>,
         locked: Option<&mut Locked<'_>>,
     ) -> Outcome {
-        let Target { rule, record, hash, .. } = target;
+        let Target { rule, record, hash, .. } = *target;
         let now = call.now;
         let place = self.table.place(hash);
         let tag = Tag::new(hash, rule);
         // Shards are always locked before sets.
         let mut own = match &locked {
-            None => self.lock(std::iter::once(&target)),
+            None => self.lock(std::iter::once(target)),
             Some(_) => Locked::default(),
         };
         let shard = self.shards.index(hash);

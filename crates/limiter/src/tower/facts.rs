@@ -63,7 +63,10 @@ impl Headers for InMap<'_> {
         if self.0.keys_len() > FEW {
             return self.0.get_all(name).iter().for_each(|value| each(value.as_bytes()));
         }
-        let named = self.0.iter().filter(|(other, _)| other.as_str().eq_ignore_ascii_case(name));
+        // They are in lower case here, and nearly always in what is asked for.
+        let is =
+            |other: &str| other.len() == name.len() && (other == name || other.eq_ignore_ascii_case(name));
+        let named = self.0.iter().filter(|(other, _)| is(other.as_str()));
         named.for_each(|(_, value)| each(value.as_bytes()));
     }
 }

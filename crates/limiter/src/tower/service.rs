@@ -91,22 +91,14 @@ where
 /// fields that can tell of one limit only, those stay that tell of the one with less left. For doors of
 /// one's own; the layer does so itself.
 pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
-    for set in SETS {
-        let Some(left) = left(set, |name| own(&ours, name)) else { continue };
-        let is_there = set.iter().any(|name| headers.contains_key(*name));
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        // What cannot be read may be anything, also nothing.
-        if is_there && self::left(set, text).unwrap_or(0) <= left {
-            ours.retain(|(name, _)| !set.contains(name));
-        } else {
-            set.iter().for_each(|name| drop(headers.remove(*name)));
-        }
+    let is_alone = headers.is_empty();
+    if !is_alone {
+        beside_theirs(headers, &mut ours);
     }
-    one_map(headers, &mut ours);
     for (name, value) in ours {
-        let value = match (name, value.as_str()) {
-            ("cache-control", "no-store") => HeaderValue::from_static("no-store"),
-            _ => match HeaderValue::try_from(value) {
+        let value = match value {
+            Cow::Borrowed(text) => ready(text),
+            Cow::Owned(text) => match HeaderValue::try_from(text) {
                 Ok(value) => value,
                 Err(_) => continue,
             },
@@ -118,10 +110,26 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
             "cache-control" => (header::CACHE_CONTROL, false),
             other => (HeaderName::from_static(other), false),
         };
-        if is_list || !headers.contains_key(&name) {
+        if is_list || is_alone || !headers.contains_key(&name) {
             headers.append(name, value);
         }
     }
+}
+
+/// Makes way for ours among theirs, or leaves out what they tell better.
+fn beside_theirs(headers: &mut HeaderMap, ours: &mut HeaderList) {
+    for set in SETS {
+        let Some(left) = left(set, |name| own(ours, name)) else { continue };
+        let is_there = set.iter().any(|name| headers.contains_key(*name));
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // What cannot be read may be anything, also nothing.
+        if is_there && self::left(set, text).unwrap_or(0) <= left {
+            ours.retain(|(name, _)| !set.contains(name));
+        } else {
+            set.iter().for_each(|name| drop(headers.remove(*name)));
+        }
+    }
+    one_map(headers, ours);
 }
 
 /// In revision 7 of the draft `RateLimit` is no list but a map: twice in an answer, or beside a list, nobody can read it.
@@ -148,6 +156,17 @@ fn one_map(headers: &mut HeaderMap, ours: &mut HeaderList) {
     }
 }
 
+/// The value of a text that is known beforehand. The commonest are not looked at again.
+fn ready(text: &'static str) -> HeaderValue {
+    const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+    const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+    match text {
+        "no-store" => NO_STORE,
+        "application/problem+json" => PROBLEM,
+        other => HeaderValue::from_static(other),
+    }
+}
+
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
@@ -165,7 +184,7 @@ fn left<'h>(set: Set, text: impl Fn(&str) -> Option<&'h str>) -> Option<u64> {
 }
 
 fn own<'h>(ours: &'h HeaderList, name: &str) -> Option<&'h str> {
-    ours.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_str())
+    ours.iter().find(|(own, _)| *own == name).map(|(_, value)| &**value)
 }
 
 /// The answer to a request that may not pass, over HTTP or gRPC as it was asked. For doors of one's own; the layer does so
@@ -177,6 +196,8 @@ pub fn refused(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<Str
     let answer = refusal.answer(accept.as_deref(), path);
     let mut response = Response::new(if is_grpc { String::new() } else { answer.body });
     let headers = response.headers_mut();
+    // Room for all at once.
+    headers.reserve(6);
     add_fields(headers, answer.headers);
     if let Some(content_type) = grpc {
         // An answer without a message: its status stands where headers do.
@@ -188,7 +209,7 @@ pub fn refused(refusal: &Refusal, asked: &HeaderMap, path: &str) -> Response<Str
         }
         return response;
     }
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
+    headers.insert(header::CONTENT_TYPE, ready(answer.content_type));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
     response
 }

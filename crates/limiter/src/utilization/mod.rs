@@ -130,6 +130,11 @@ impl Gauge {
         }
     }
 
+    /// Whether answers tell it anything: how long they took, or what their headers say.
+    pub(crate) fn is_told_by_answers(&self) -> bool {
+        matches!(self.source, Source::Latency { .. } | Source::Reported { .. })
+    }
+
     /// Takes the service's own word for its utilization. It does nothing unless the source is
     /// [`Source::Reported`].
     ///
