@@ -4,7 +4,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep};
 use super::doing::{Held, Progress, Streaming};
 use super::fields;
 use super::http1::{ClientBody, ServerBody};
-use super::site::Times;
+use super::site::Site;
 use super::track::Track;
 use super::tunnel::Tunnel;
 
@@ -179,7 +179,7 @@ pub(super) struct Streamed {
     /// How much more may come.
     room: Option<u64>,
     seen: u64,
-    times: Times,
+    site: Arc<Site>,
     begun: Instant,
     /// How long was waited for the client in all, and since when it is being waited for.
     waited: Duration,
@@ -188,16 +188,16 @@ pub(super) struct Streamed {
 }
 
 impl AskedBody {
-    pub(super) fn new(body: AskingBody, room: Option<u64>, times: Times) -> (Self, Option<Arc<Sending>>) {
+    pub(super) fn new(body: AskingBody, site: &Arc<Site>) -> (Self, Option<Arc<Sending>>) {
         if body.is_end_stream() {
             return (Self::Empty, None);
         }
         let sending = Arc::<Sending>::default();
         let streamed = Streamed {
             body,
-            room,
+            room: site.max_body,
             seen: 0,
-            times,
+            site: Arc::clone(site),
             begun: Instant::now(),
             waited: Duration::ZERO,
             waiting: None,
@@ -227,7 +227,7 @@ impl Streamed {
             self.waited += Instant::now() - since;
         }
         Poll::Ready(match frame {
-            Some(Ok(_)) if self.times.whole.is_some_and(|whole| self.begun.elapsed() > whole) => {
+            Some(Ok(_)) if self.site.times.whole.is_some_and(|whole| self.begun.elapsed() > whole) => {
                 self.sending.fails(Trouble::Slow);
                 Some(Err(BrokenOff::Slow))
             }
@@ -242,7 +242,7 @@ impl Streamed {
                     Some(room) => *room -= bytes,
                     None => {}
                 }
-                Some(Ok(without_forgery(frame)))
+                Some(Ok(without_forgery(frame, &self.site)))
             }
             Some(Err(error)) => {
                 self.sending.fails(Trouble::Gone);
@@ -254,7 +254,7 @@ impl Streamed {
 
     /// Waits for the client, but not for ever: neither for the next piece, nor for all of them together.
     fn wait(&mut self, context: &mut Context<'_>) -> Poll<BrokenOff> {
-        let (times, begun) = (self.times, self.begun);
+        let (times, begun) = (self.site.times, self.begun);
         let left = times.body.min(times.earned(self.seen).saturating_sub(self.waited));
         let (_, timer) = self.waiting.get_or_insert_with(|| {
             let now = Instant::now();
@@ -270,10 +270,10 @@ impl Streamed {
 }
 
 /// What follows a body says nothing of what was decided before it.
-fn without_forgery(frame: Frame<Bytes>) -> Frame<Bytes> {
+fn without_forgery(frame: Frame<Bytes>, site: &Site) -> Frame<Bytes> {
     match frame.into_trailers() {
         Ok(mut trailers) => {
-            fields::strip_trailers(&mut trailers);
+            fields::strip_trailers(&mut trailers, &site.policy, &site.decisive);
             Frame::trailers(trailers)
         }
         Err(frame) => frame,
@@ -320,7 +320,12 @@ enum Kind {
     /// Of our own, and what becomes of its request.
     Text(Bytes, Option<Track>),
     /// From the server, and how long is waited for more of it.
-    Passed { body: PassedBody, patience: Duration, timer: Option<Pin<Box<Sleep>>> },
+    Passed {
+        body: PassedBody,
+        patience: Duration,
+        timer: Option<Pin<Box<Sleep>>>,
+        sending: Option<Arc<Sending>>,
+    },
     /// Nothing, behind which the connection goes on in another way.
     Tunnel(Option<Box<Tunnel>>),
 }
@@ -351,13 +356,26 @@ impl AnswerBody {
         }
     }
 
+    /// Goes on with what is not the answer itself, while nobody takes more of that.
+    pub(super) fn drive(&mut self, context: &mut Context<'_>) {
+        if let Kind::Passed { body: PassedBody::Http1(body), .. } = &mut self.kind {
+            body.drive(context);
+        }
+    }
+
     /// Whoever asked wants to know of it, and not to have it.
     pub(super) fn is_not_sent(&mut self) {
         self.end(true);
     }
 
-    pub(super) fn passed(body: PassedBody, patience: Duration, carried: Box<Carried>) -> Self {
-        let mut passed = Self { kind: Kind::Passed { body, patience, timer: None }, carried: Some(carried) };
+    pub(super) fn passed(
+        body: PassedBody,
+        patience: Duration,
+        sending: Option<Arc<Sending>>,
+        carried: Box<Carried>,
+    ) -> Self {
+        let kind = Kind::Passed { body, patience, timer: None, sending };
+        let mut passed = Self { kind, carried: Some(carried) };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
             passed.end(true);
@@ -398,7 +416,7 @@ impl Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let this = self.get_mut();
-        let (body, patience, timer) = match &mut this.kind {
+        let (body, patience, timer, sending) = match &mut this.kind {
             Kind::Text(text, track) => {
                 let text = std::mem::take(text);
                 if let Some(track) = track {
@@ -407,10 +425,15 @@ impl Body for AnswerBody {
                 this.end(true);
                 return Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))));
             }
-            Kind::Passed { body, patience, timer } => (body, *patience, timer),
+            Kind::Passed { body, patience, timer, sending } => (body, *patience, timer, sending),
             Kind::Tunnel(_) => return Poll::Ready(None),
         };
-        let frame = Pin::new(&mut *body).poll_frame(context);
+        let mut frame = Pin::new(&mut *body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            fields::strip_answer_trailers(trailers);
+        }
         let progress = this.carried.as_ref().and_then(|carried| carried.progress.as_ref());
         match &frame {
             Poll::Pending => {
@@ -418,8 +441,14 @@ impl Body for AnswerBody {
                     progress.is_waiting_for_server();
                 }
                 let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-                if timer.as_mut().poll(context).is_pending() {
-                    return Poll::Pending;
+                loop {
+                    ready!(timer.as_mut().poll(context));
+                    // While the client still sends its request, the server need not say anything.
+                    let later = sending.as_ref().map(|sending| sending.server_waits_since() + patience);
+                    match later.filter(|later| *later > timer.deadline()) {
+                        Some(later) => timer.as_mut().reset(later),
+                        None => break,
+                    }
                 }
                 if let Some(carried) = &mut this.carried {
                     carried.track.fails("the server stopped in the middle of its answer");

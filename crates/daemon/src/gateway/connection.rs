@@ -16,6 +16,7 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -180,8 +181,9 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
     let mut served = pin!(served.serve(|request| request::answer(&worker, &connection, request)));
     let tick_every = TICK.min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
-    let mut ends = pin!(drain.cancelled());
-    // Both wake this task when it is time, and need not be asked each time that something else does.
+    let mut ends = pin!(unconstrained(drain.cancelled()));
+    // Both wake this task when it is time, and need not be asked each time that something else does. They answer truly also
+    // when the task has done so much that it is to let others go on.
     let mut is_set = false;
     let ended = poll_fn(|context| {
         loop {
@@ -191,7 +193,7 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
             if is_set && !tick.is_elapsed() {
                 return Poll::Pending;
             }
-            while tick.as_mut().poll(context).is_ready() {
+            while pin!(unconstrained(tick.as_mut())).poll(context).is_ready() {
                 if doing.is_stuck(&site.times) {
                     return Poll::Ready(Ended::Badly);
                 }

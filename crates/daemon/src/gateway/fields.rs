@@ -153,9 +153,24 @@ fn is_look_alike(name: &HeaderName, policy: &Policy, decisive: &HashSet<HeaderNa
     }
 }
 
-/// Takes out of what follows a body all that is decided before it.
-pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
-    remove_those(trailers, matters);
+/// Takes out of what follows the body of a request all that is decided before it.
+pub(super) fn strip_trailers(trailers: &mut HeaderMap, policy: &Policy, decisive: &HashSet<HeaderName>) {
+    remove_those(trailers, |name| {
+        matters(name)
+            || decisive.contains(name)
+            || is_look_alike(name, policy, decisive)
+            || is_word_of_proxies(name, policy)
+    });
+}
+
+/// Takes out of what follows the body of an answer what was said before it, and how it was sent.
+pub(super) fn strip_answer_trailers(trailers: &mut HeaderMap) {
+    remove_those(trailers, |name| {
+        is_ours(name.as_str())
+            || is_hop_by_hop(name)
+            || *name == header::CONTENT_LENGTH
+            || *name == header::HOST
+    });
 }
 
 fn matters(name: &HeaderName) -> bool {

@@ -323,12 +323,16 @@ type Passed = Result<Response<PassedBody>, (Failed, Again)>;
 impl Server {
     async fn pass_http1(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
         name_host_in_field(request, &self.address);
-        while let Some(exchange) = self.idle(manner) {
+        let is_repeatable = is_repeatable(request);
+        while let Some(exchange) = self.idle(manner, !is_repeatable) {
             match exchange.ask(request).await {
                 Ok(answered) => return Ok(joined(answered)),
                 Err(broken) if broken.is_unsent => {}
                 // One more try, on a connection that is certainly new; none if there was an answer of some kind.
-                Err(broken) if broken.is_unanswered && is_repeatable(request) => break,
+                Err(broken) if broken.is_unanswered && is_repeatable => {
+                    let again = Box::pin(self.pass_anew(request, manner)).await;
+                    return again.map_err(|(failed, _)| (failed, Again::Never));
+                }
                 Err(broken) => return Err((Failed::Broken(broken.to_string()), Again::Never)),
             }
         }
@@ -367,8 +371,8 @@ impl Server {
         }
     }
 
-    /// A connection that is not in use.
-    fn idle(&self, manner: Manner) -> Option<Box<Exchange>> {
+    /// A connection that is not in use, and not closed either: for certain, if the request can be made only once.
+    fn idle(&self, manner: Manner, for_certain: bool) -> Option<Box<Exchange>> {
         if manner.is_upgrade {
             return None;
         }
@@ -380,7 +384,7 @@ impl Server {
                 idle.clear();
                 return None;
             }
-            if exchange.is_usable() {
+            if exchange.is_usable(for_certain) {
                 return Some(exchange);
             }
         }
@@ -390,7 +394,8 @@ impl Server {
     pub(super) fn tidy(&self, worker: usize, now: Instant) {
         if let Some(shelf) = self.shelves.get(worker) {
             shelf.http1.lock().retain_mut(|Idle { exchange, since }| {
-                let is_usable = now.saturating_duration_since(*since) <= FORGOTTEN && exchange.is_usable();
+                let is_usable =
+                    now.saturating_duration_since(*since) <= FORGOTTEN && exchange.is_usable(false);
                 exchange.relax();
                 is_usable
             });
@@ -401,7 +406,9 @@ impl Server {
         let Some(shelf) = self.shelves.get(manner.worker) else {
             return Err((Failed::Unreachable("there is no such worker".to_owned()), Again::Elsewhere));
         };
-        for _ in 0..2 {
+        for tried in 0..2 {
+            // What was sent once is tried nowhere else.
+            let again = if tried == 0 { Again::Elsewhere } else { Again::Never };
             let (mut sender, is_fresh) = {
                 // Whoever comes meanwhile waits for this connection instead of making another.
                 let mut kept = shelf.http2.lock().await;
@@ -410,9 +417,7 @@ impl Server {
                     None => {
                         let stream = match self.connect(manner).await {
                             Ok(stream) => stream,
-                            Err(error) => {
-                                return Err((Failed::Unreachable(error.to_string()), Again::Elsewhere));
-                            }
+                            Err(error) => return Err((Failed::Unreachable(error.to_string()), again)),
                         };
                         if stream.has_agreed_on(b"http/1.1") {
                             // It has another opinion than before.
@@ -421,9 +426,7 @@ impl Server {
                         }
                         match http2_of(stream).await {
                             Ok(sender) => (kept.insert(sender).clone(), true),
-                            Err(error) => {
-                                return Err((Failed::Unreachable(error.to_string()), Again::Elsewhere));
-                            }
+                            Err(error) => return Err((Failed::Unreachable(error.to_string()), again)),
                         }
                     }
                 }
@@ -459,18 +462,25 @@ impl Server {
     }
 }
 
-/// HTTP/2 names the host in its target, and has no field for it.
+/// HTTP/2 names the host in its target, and has no field for it. A host that it cannot name is the server's own.
 fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Server) {
-    let mut target = std::mem::take(request.uri_mut()).into_parts();
+    *request.version_mut() = Version::HTTP_2;
     // Where it was tried before in this way, the target has it.
-    if target.authority.is_none() {
-        let named = request.headers_mut().remove(header::HOST).or_else(|| host_value(address));
-        target.authority = named.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    if request.uri().authority().is_some() {
+        return;
     }
+    let named = request.headers_mut().remove(header::HOST);
+    let authority = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
+    let host =
+        named.as_ref().and_then(authority).or_else(|| host_value(address).as_ref().and_then(authority));
+    let mut target = request.uri().clone().into_parts();
+    target.authority = host;
     target.scheme = Some(if address.is_tls { Scheme::HTTPS } else { Scheme::HTTP });
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
-    *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
-    *request.version_mut() = Version::HTTP_2;
+    // Without a host it stays as it is, and is not sent: another path would be another request.
+    if let Ok(target) = Uri::from_parts(target) {
+        *request.uri_mut() = target;
+    }
 }
 
 /// HTTP/1 names it in a field. A request that was tried over HTTP/2 before has none.

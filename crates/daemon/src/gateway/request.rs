@@ -166,7 +166,7 @@ impl Asked {
             now,
         };
         let (parts, body) = request.into_parts();
-        let (body, sending) = AskedBody::new(body, site.max_body, site.times);
+        let (body, sending) = AskedBody::new(body, &site);
         let peer = connection.peer.ip();
         let origin = Origin {
             peer,
@@ -239,7 +239,7 @@ impl Passing {
             progress: None,
         });
         if !is_switch {
-            return response.map(|body| AnswerBody::passed(body, site.times.answer, carried));
+            return response.map(|body| AnswerBody::passed(body, site.times.answer, self.sending, carried));
         }
         let (mut parts, body) = response.into_parts();
         let server = match body {
@@ -447,11 +447,14 @@ fn rewritten(
     request
 }
 
-/// The path and the query alone.
+/// The path and the query alone. A target that names a host may have no path, which is the same as a slash.
 fn target_of(uri: Uri) -> Uri {
     if uri.authority().is_none() {
         return uri;
     }
     let target = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    Uri::from(target)
+    if target.as_str().starts_with('/') {
+        return Uri::from(target);
+    }
+    PathAndQuery::try_from(format!("/{}", target.as_str())).map(Uri::from).unwrap_or_default()
 }

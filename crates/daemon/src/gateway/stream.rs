@@ -29,6 +29,11 @@ impl<T: AsyncRead + Unpin> Rewound<T> {
         &self.before
     }
 
+    /// The connection itself.
+    pub(super) fn get_ref(&self) -> &T {
+        &self.inner
+    }
+
     /// What was read of the beginning, and the connection.
     pub(super) fn into_parts(self) -> (BytesMut, T) {
         (self.before, self.inner)

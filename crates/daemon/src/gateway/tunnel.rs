@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::Carried;
 use super::http1::Wire;
@@ -71,10 +71,15 @@ async fn copy(
             break Some(all);
         }
         pulse.beats();
-        let Some(()) = pulse.keeps(to.write_all(buffer.get(..read)?)).await else { break None };
+        let sent = async {
+            to.write_all(buffer.get(..read).unwrap_or_default()).await?;
+            to.flush().await
+        };
+        let Some(()) = pulse.keeps(sent).await else { break None };
         pulse.beats();
         all += read as u64;
     };
-    let _ = to.shutdown().await;
+    // Who takes nothing is not waited for with that either.
+    let _ = timeout(pulse.patience, to.shutdown()).await;
     copied
 }

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::mem;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode};
@@ -30,6 +30,12 @@ pub(in crate::gateway) struct Exchange {
     sending: Option<Sending>,
     /// Why no more can be sent.
     unsent: Option<io::Error>,
+    /// Why the rest of the request does not come.
+    broken_off: Option<BrokenOff>,
+    /// Whether the server has said something.
+    has_heard: bool,
+    /// How often it has said that the answer is yet to come.
+    interim: u32,
     /// What is still to come of the answer.
     decoder: Decoder,
     scan: Scan,
@@ -92,16 +98,19 @@ impl Exchange {
             method: Method::GET,
             sending: None,
             unsent: None,
+            broken_off: None,
+            has_heard: false,
+            interim: 0,
             decoder: Decoder::new(Length::Exactly(0)),
             scan: Scan::default(),
             stays: true,
         })
     }
 
-    /// Whether nothing has come that nobody has asked for, and not the end either.
-    pub(in crate::gateway) fn is_usable(&mut self) -> bool {
-        let mut nobody = Context::from_waker(Waker::noop());
-        self.wire.read.is_empty() && self.wire.poll_fill(&mut nobody).is_pending()
+    /// Whether nothing has come that nobody has asked for, and not the end either. To know that for certain takes a system call,
+    /// and is for what cannot be tried again.
+    pub(in crate::gateway) fn is_usable(&mut self, for_certain: bool) -> bool {
+        self.wire.is_silent(for_certain)
     }
 
     /// Keeps no room for what may not come for long.
@@ -117,6 +126,7 @@ impl Exchange {
         let body = mem::take(request.body_mut());
         let length = (!body.is_empty()).then(|| body.size_hint().exact());
         self.method.clone_from(request.method());
+        (self.has_heard, self.interim) = (false, 0);
         let to = &mut self.wire.write;
         let encoder = encode::request(to, request.method(), request.uri(), request.headers(), length);
         let announced = || Announced::by(request.headers());
@@ -130,12 +140,12 @@ impl Exchange {
             }
             Err(why) => {
                 let is_begun = self.sending.as_ref().map_or(length.is_some(), |sending| sending.is_begun);
-                let is_unsent = sent == 0 && !is_begun && self.wire.read.is_empty();
+                let has_heard = self.has_heard || !self.wire.read.is_empty();
+                let is_unsent = sent == 0 && !is_begun && !has_heard;
                 if let (true, Some(sending)) = (is_unsent, self.sending.take()) {
                     *request.body_mut() = sending.body;
                 }
-                let is_unanswered =
-                    self.wire.read.is_empty() && !matches!(why, Why::Asked(_) | Why::Wrong(_));
+                let is_unanswered = !has_heard && !matches!(why, Why::Asked(_) | Why::Wrong(_));
                 Err(Broken { why, is_unsent, is_unanswered })
             }
         }
@@ -143,17 +153,17 @@ impl Exchange {
 
     fn poll_head(&mut self, context: &mut Context<'_>, sent: &mut usize) -> Poll<Result<head::Told, Why>> {
         self.poll_send(context, sent).map_err(Why::Asked)?;
-        let mut interim = 0;
         loop {
-            if let Some(end) = self.scan.end(&self.wire.read, false)? {
+            if let Some(end) = self.scan.end(&self.wire.read, false)?.filter(|end| *end <= MOST_HEAD) {
                 self.scan = Scan::default();
+                self.has_heard = true;
                 let told = head::response(&self.wire.read.split_to(end).freeze(), &self.method)?;
                 let status = told.response.status();
                 if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
                     return Poll::Ready(Ok(told));
                 }
-                interim += 1;
-                if interim > MOST_INTERIM {
+                self.interim += 1;
+                if self.interim > MOST_INTERIM {
                     return Poll::Ready(Err(Why::Wrong(Wrong::Head("the answer never comes"))));
                 }
                 continue;
@@ -172,73 +182,51 @@ impl Exchange {
     /// Sends as much of the request as can be sent. A server that takes no more of it may have answered all the same; only
     /// what goes wrong with the client is an error.
     fn poll_send(&mut self, context: &mut Context<'_>, sent: &mut usize) -> Result<(), BrokenOff> {
-        let mut has_to_go = self.wire.is_full() || self.unsent.is_some();
         loop {
-            if self.sending.is_none() {
-                self.flush(context, sent);
+            if self.unsent.is_some() {
                 return Ok(());
             }
-            if has_to_go && !self.flush(context, sent) {
-                return Ok(());
-            }
-            match self.poll_next(context)? {
-                Poll::Ready(has_more) => has_to_go = has_more,
-                Poll::Pending => {
-                    self.flush(context, sent);
+            if self.wire.is_full() || self.sending.is_none() {
+                if !self.flush(context, sent) || self.sending.is_none() {
                     return Ok(());
                 }
+            } else if self.poll_next(context)?.is_pending() {
+                self.flush(context, sent);
+                return Ok(());
             }
         }
     }
 
-    /// Puts the next piece of the request to what is to be sent. True if that has to go before there can be another.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Result<Poll<bool>, BrokenOff> {
-        let Some(sending) = &mut self.sending else { return Ok(Poll::Ready(true)) };
+    /// Puts the next piece of the request to what is to be sent.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Result<Poll<()>, BrokenOff> {
+        let Some(sending) = &mut self.sending else { return Ok(Poll::Ready(())) };
         let Poll::Ready(frame) = Pin::new(&mut sending.body).poll_frame(context) else {
             return Ok(Poll::Pending);
         };
         sending.is_begun = true;
-        let wire = &mut self.wire;
+        let (wire, announced) = (&mut self.wire, &sending.announced);
         let put = match frame.transpose() {
             Err(error) => Err(error),
-            Ok(None) => {
-                sending.encoder.end(wire, None, &sending.announced).map(|()| None).map_err(BrokenOff::from)
-            }
+            Ok(None) => sending.encoder.end(wire, None, announced).map(|()| true).map_err(BrokenOff::from),
             Ok(Some(frame)) => match frame.into_data() {
-                Ok(data) => sending.encoder.add(wire, data).map(Some).map_err(BrokenOff::from),
+                Ok(data) => sending.encoder.add(wire, data).map(|()| false).map_err(BrokenOff::from),
                 Err(frame) => {
-                    let ended = sending.encoder.end(wire, frame.trailers_ref(), &sending.announced);
-                    ended.map(|()| None).map_err(BrokenOff::from)
+                    let ended = sending.encoder.end(wire, frame.trailers_ref(), announced);
+                    ended.map(|()| true).map_err(BrokenOff::from)
                 }
             },
         };
-        match put {
-            Ok(Some(has_to_go)) => Ok(Poll::Ready(has_to_go)),
-            Ok(None) => {
-                self.sending = None;
-                Ok(Poll::Ready(true))
-            }
-            Err(error) => {
-                self.stays = false;
-                self.sending = None;
-                Err(error)
-            }
+        if !matches!(put, Ok(false)) {
+            self.sending = None;
+            self.stays &= put.is_ok();
         }
+        put.map(|_| Poll::Ready(()))
     }
 
     /// Whether all has been sent that is to be sent.
     fn flush(&mut self, context: &mut Context<'_>, sent: &mut usize) -> bool {
-        if self.unsent.is_some() || self.wire.is_flushed() {
-            return self.unsent.is_none();
-        }
-        let was_full = self.wire.is_full();
         match self.wire.poll_send(context, sent) {
-            Poll::Ready(Ok(())) => {
-                if let (true, Some(sending)) = (was_full, &self.sending) {
-                    sending.encoder.after_piece(&mut self.wire);
-                }
-                true
-            }
+            Poll::Ready(Ok(())) => true,
             Poll::Ready(Err(error)) => {
                 self.unsent = Some(error);
                 self.stays = false;
@@ -255,6 +243,15 @@ pub(in crate::gateway) struct ServerBody {
 }
 
 impl ServerBody {
+    /// Goes on with sending the request, while nobody can take more of the answer.
+    pub(in crate::gateway) fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(exchange) = &mut self.exchange
+            && let Err(error) = exchange.poll_send(context, &mut 0)
+        {
+            exchange.broken_off = Some(error);
+        }
+    }
+
     /// The connection, if it can be used for another request.
     pub(in crate::gateway) fn idle(&mut self) -> Option<Box<Exchange>> {
         self.exchange.take_if(|exchange| {
@@ -281,8 +278,12 @@ impl Body for ServerBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        let Some(exchange) = &mut self.get_mut().exchange else { return Poll::Ready(None) };
-        exchange.poll_send(context, &mut 0)?;
+        let body = self.get_mut();
+        body.drive(context);
+        let Some(exchange) = &mut body.exchange else { return Poll::Ready(None) };
+        if let Some(error) = exchange.broken_off.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         loop {
             let piece = exchange.decoder.next(&mut exchange.wire.read);
             let frame = match piece.map_err(|_| BrokenOff::Malformed)? {

@@ -134,12 +134,12 @@ impl Decoder {
     }
 }
 
-/// `1a`, and perhaps an extension.
+/// `1a`, and perhaps an extension, in which nothing stands that could end a line elsewhere.
 fn size_of(line: &[u8]) -> Result<u64, Wrong> {
-    let line = line.strip_suffix(b"\r").filter(|line| line.len() < LONGEST_SIZE);
+    let is_text = |byte: &u8| *byte == b'\t' || !byte.is_ascii_control();
+    let line = line.strip_suffix(b"\r").filter(|line| line.len() < LONGEST_SIZE && line.iter().all(is_text));
     let digits = line.and_then(|line| line.split(|byte| *byte == b';').next());
-    let size = digits.and_then(|digits| head::number(digits, 16));
-    // What is larger overflows in some other reader.
-    size.filter(|size| i64::try_from(*size).is_ok_and(|size| size < i64::MAX - 2))
+    digits
+        .and_then(|digits| head::length_of(digits, 16))
         .ok_or(Wrong::Head("A chunk has no size, or one that nothing has."))
 }

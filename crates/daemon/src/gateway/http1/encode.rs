@@ -34,36 +34,26 @@ impl From<Unlike> for BrokenOff {
 }
 
 impl Encoder {
-    /// Has a piece sent. True if it has to be on its way before there can be another.
-    pub(super) fn add(&mut self, wire: &mut Wire, piece: Bytes) -> Result<bool, Unlike> {
+    /// Has a piece sent.
+    pub(super) fn add(&mut self, wire: &mut Wire, piece: Bytes) -> Result<(), Unlike> {
         let length = piece.len();
         if length == 0 {
-            return Ok(false);
+            return Ok(());
         }
         match self {
             Self::Length(left) => {
                 *left = left.checked_sub(length as u64).ok_or(Unlike)?;
-                Ok(wire.add(piece))
+                wire.add(piece, b"");
             }
-            Self::Open => Ok(wire.add(piece)),
+            Self::Open => wire.add(piece, b""),
             Self::Chunked => {
                 let mut digits = [0; 16];
                 wire.write.extend_from_slice(in_hex(length as u64, &mut digits));
                 wire.write.extend_from_slice(b"\r\n");
-                let has_to_go = wire.add(piece);
-                if !wire.is_full() {
-                    wire.write.extend_from_slice(b"\r\n");
-                }
-                Ok(has_to_go)
+                wire.add(piece, b"\r\n");
             }
         }
-    }
-
-    /// What has to follow a large piece, once that is on its way.
-    pub(super) fn after_piece(self, wire: &mut Wire) {
-        if self == Self::Chunked {
-            wire.write.extend_from_slice(b"\r\n");
-        }
+        Ok(())
     }
 
     /// Tells that there is no more, but for those of these that were announced.
@@ -227,7 +217,7 @@ pub(super) fn response<B>(
     for (name, value) in fields {
         match *name {
             header::CONTENT_LENGTH => {
-                said = head::number(value.as_bytes(), 10).filter(|_| !has_no_length);
+                said = head::length_of(value.as_bytes(), 10).filter(|_| !has_no_length);
                 continue;
             }
             header::CONNECTION if !is_switch => {

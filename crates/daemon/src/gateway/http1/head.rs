@@ -109,7 +109,7 @@ pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
                 if framing.length.is_some() || framing.is_chunked {
                     return Err(Wrong::Head("The length of the body is said twice."));
                 }
-                let length = number(value.as_bytes(), 10);
+                let length = length_of(value.as_bytes(), 10);
                 framing.length = Some(
                     length.ok_or(Wrong::Head("Content-Length is a number of digits and nothing else."))?,
                 );
@@ -174,7 +174,7 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
     *response.headers_mut() = map_of(parsed.headers, head, |name, value, _| {
         match *name {
             header::CONTENT_LENGTH => {
-                let length = number(value.as_bytes(), 10)
+                let length = length_of(value.as_bytes(), 10)
                     .ok_or(Wrong::Head("the length of the answer is no number"))?;
                 if framing.length.is_some_and(|other| other != length) {
                     return Err(Wrong::Head("the answer has two lengths"));
@@ -182,9 +182,12 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
                 framing.length = Some(length);
             }
             header::TRANSFER_ENCODING => {
+                // Nobody has asked for another coding, and nobody could say so behind us.
+                if is_coded || !value.as_bytes().eq_ignore_ascii_case(b"chunked") {
+                    return Err(Wrong::Head("its coding is another than `chunked`"));
+                }
                 is_coded = true;
-                framing.is_chunked =
-                    words(value).last().is_some_and(|last| last.eq_ignore_ascii_case(b"chunked"));
+                framing.is_chunked = true;
             }
             header::CONNECTION => return Ok(framing.connection(value)),
             _ => {}
@@ -203,8 +206,6 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
     let length = match framing.length {
         _ if is_bare => Length::Exactly(0),
         _ if framing.is_chunked => Length::Chunked,
-        // In a coding whose end only the end of the connection tells.
-        _ if is_coded => Length::Open,
         Some(length) => Length::Exactly(length),
         None => Length::Open,
     };
@@ -296,8 +297,13 @@ fn wrong(error: httparse::Error) -> Wrong {
     }
 }
 
+/// How long something is: what is larger than this overflows in some other reader.
+pub(super) fn length_of(digits: &[u8], radix: u32) -> Option<u64> {
+    number(digits, radix).filter(|length| *length < i64::MAX as u64 - 2)
+}
+
 /// A number of digits and of nothing else.
-pub(super) fn number(digits: &[u8], radix: u32) -> Option<u64> {
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
     let mut all: u64 = 0;
     for digit in digits {
         let digit = char::from(*digit).to_digit(radix)?;

@@ -12,7 +12,7 @@ use http::header;
 use http::{Method, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::decode::{Decoder, Piece};
@@ -31,9 +31,10 @@ const MOST_EMPTY_LINES: u32 = 64;
 /// A body that nobody wants is read to its end if it is not larger and comes sooner: the connection goes on then.
 const SMALL: usize = 64 << 10;
 const SOON: Duration = Duration::from_millis(500);
-/// What is still coming is taken for so long when a connection is closed, lest the answer is lost with it.
-const LINGERS: Duration = Duration::from_secs(1);
-const LINGERS_FOR: usize = 1 << 20;
+/// What is still coming is taken for so long when a connection is closed, lest the answer is lost with it; and for so long
+/// nothing comes before it is closed.
+const LINGERS: Duration = Duration::from_secs(10);
+const FALLS_SILENT: Duration = Duration::from_secs(1);
 
 /// A connection with a client.
 pub(in crate::gateway) struct Connection {
@@ -59,6 +60,8 @@ struct Shared {
     wire: Wire,
     /// What is still to come of the request's body.
     decoder: Decoder,
+    /// Which body it is: one of another number has no business here any more.
+    body: u64,
     /// Whether the client waits to be told that it may send the body.
     expects: bool,
     /// Whether the answer has begun.
@@ -94,6 +97,7 @@ impl Connection {
         let shared = Shared {
             wire,
             decoder: Decoder::new(Length::Exactly(0)),
+            body: 0,
             expects: false,
             is_answered: false,
             waker: None,
@@ -132,9 +136,10 @@ impl Connection {
             manner.stays &= !self.drain.is_cancelled();
             // A body that nobody wants is read if it is small. Else the client is told that the connection ends: its next
             // request would be lost.
-            if Arc::strong_count(&self.shared) == 1 && !self.has_read() {
+            if manner.stays && !self.has_read() {
                 let is_last = answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
-                manner.stays &= !is_last && self.reads_soon().await;
+                let is_held = Arc::strong_count(&self.shared) > 1;
+                manner.stays = !is_last && if is_held { self.has_little() } else { self.reads_soon().await };
             }
             let body = match self.write(answer, &mut manner).await {
                 Ok(body) => body,
@@ -149,6 +154,8 @@ impl Connection {
                 tunnel::connect(shared.wire, tunnel).await;
                 return Ended::Well;
             }
+            // Who still has the body has had the time of the answer to read it.
+            self.shared.lock().body += 1;
             if !manner.stays || !self.has_read() && !self.reads_soon().await {
                 self.close().await;
                 return Ended::Well;
@@ -165,7 +172,8 @@ impl Connection {
         shared.decoder = Decoder::new(length);
         shared.expects = expects;
         shared.is_answered = false;
-        AskingBody::Http1(ClientBody { shared: Arc::clone(&self.shared) })
+        let number = shared.body;
+        AskingBody::Http1(ClientBody { shared: Arc::clone(&self.shared), number, is_done: false })
     }
 
     /// Waits for the head of the next request.
@@ -234,11 +242,11 @@ impl Connection {
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut shared = self.shared.lock();
         if !shared.decoder.is_done() {
-            // Who reads the body hears of it.
+            // Who reads the body hears of it, but not while there is more than the server takes.
             if !shared.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
                 shared.waker = Some(context.waker().clone());
             }
-            return Poll::Pending;
+            return if shared.wire.has_hung_up(context) { Poll::Ready(()) } else { Poll::Pending };
         }
         while shared.wire.read.len() < READ_AHEAD {
             match ready!(shared.wire.poll_fill(context)) {
@@ -265,35 +273,30 @@ impl Connection {
             self.flush().await?;
             return Ok(body);
         }
-        let (mut is_whole, mut is_last, mut has_to_go) = (Ok(()), false, false);
+        let (mut is_whole, mut is_last) = (Ok(()), false);
         let mut late = Late::default();
         poll_fn(|context| {
             loop {
-                while has_to_go || is_last {
-                    let wire = &mut self.shared.lock().wire;
-                    let was_full = wire.is_full();
-                    ready!(late.poll_send(wire, &mut self.alarm, self.times.write, context))?;
-                    if was_full {
-                        encoder.after_piece(wire);
-                    } else if is_last {
+                if is_last || self.shared.lock().wire.is_full() {
+                    let sent = self.poll_write(&mut late, context);
+                    if sent.is_pending() {
+                        // The rest of the request does not wait for its answer to be taken.
+                        body.drive(context);
+                    }
+                    ready!(sent)?;
+                    if is_last {
                         return Poll::Ready(is_whole);
                     }
-                    has_to_go = false;
                 }
                 let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(context) else {
-                    ready!(late.poll_send(
-                        &mut self.shared.lock().wire,
-                        &mut self.alarm,
-                        self.times.write,
-                        context
-                    ))?;
+                    ready!(self.poll_write(&mut late, context))?;
                     return self.poll_gone(context).map(|()| Err(()));
                 };
                 let wire = &mut self.shared.lock().wire;
                 let put = match frame.transpose() {
                     Ok(Some(frame)) => match frame.into_data() {
                         Ok(data) => {
-                            let put = encoder.add(wire, data).map(|must_go| has_to_go = must_go);
+                            let put = encoder.add(wire, data);
                             // Behind a large piece there may be something yet.
                             is_last = body.is_end_stream() && !wire.is_full();
                             if is_last { put.and_then(|()| encoder.end(wire, None, &announced)) } else { put }
@@ -324,17 +327,32 @@ impl Connection {
 
     /// Sends what is to be sent.
     async fn flush(&mut self) -> Result<(), ()> {
-        let mut is_late = Late::default();
-        poll_fn(|context| {
-            let wire = &mut self.shared.lock().wire;
-            is_late.poll_send(wire, &mut self.alarm, self.times.write, context)
-        })
-        .await
+        let mut late = Late::default();
+        poll_fn(|context| self.poll_write(&mut late, context)).await
+    }
+
+    /// Sends what is to be sent, but does not wait for ever for the client to take it.
+    fn poll_write(&mut self, late: &mut Late, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        let mut sent = 0;
+        if let Poll::Ready(done) = self.shared.lock().wire.poll_send(context, &mut sent) {
+            late.deadline = None;
+            return Poll::Ready(done.map_err(|_| ()));
+        }
+        if sent > 0 {
+            late.deadline = None;
+        }
+        let deadline = *late.deadline.get_or_insert_with(|| Instant::now() + self.times.write);
+        if self.alarm.rings(deadline, context) { Poll::Ready(Err(())) } else { Poll::Pending }
     }
 
     /// Whether the body of the request has come to its end.
     fn has_read(&self) -> bool {
         self.shared.lock().decoder.is_done()
+    }
+
+    /// Whether certainly no more than a little is left of it.
+    fn has_little(&self) -> bool {
+        self.shared.lock().decoder.exactly().is_some_and(|length| length <= SMALL as u64)
     }
 
     /// Reads what is left of the body, if that is little and comes soon.
@@ -359,7 +377,7 @@ impl Connection {
                 }
             }
         });
-        matches!(tokio::time::timeout(SOON, read).await, Ok(true))
+        matches!(timeout(SOON, read).await, Ok(true))
     }
 
     /// Answers what is no request.
@@ -374,7 +392,7 @@ impl Connection {
             let mut manner = Manner::default();
             let length = Some(answer.body().len() as u64);
             encode::response(&mut wire.write, &answer, length, &mut manner);
-            wire.add(answer.body().clone());
+            wire.add(answer.body().clone(), b"");
         }
         let _ = self.flush().await;
         self.close().await;
@@ -386,49 +404,27 @@ impl Connection {
     async fn close(&mut self) {
         let closed = async {
             poll_fn(|context| self.shared.lock().wire.poll_close(context)).await?;
-            let mut taken = 0;
-            poll_fn(|context| {
-                let wire = &mut self.shared.lock().wire;
-                while taken < LINGERS_FOR {
+            loop {
+                let more = poll_fn(|context| {
+                    let wire = &mut self.shared.lock().wire;
                     wire.read.clear();
-                    match ready!(wire.poll_fill(context))? {
-                        0 => break,
-                        some => taken += some,
-                    }
+                    wire.poll_fill(context)
+                });
+                match timeout(FALLS_SILENT, more).await {
+                    Ok(Ok(1..)) => {}
+                    _ => return io::Result::Ok(()),
                 }
-                Poll::Ready(io::Result::Ok(()))
-            })
-            .await
+            }
         };
-        let _ = tokio::time::timeout(LINGERS, closed).await;
+        let lingers = if self.drain.is_cancelled() { FALLS_SILENT } else { LINGERS };
+        let _ = timeout(lingers, closed).await;
     }
 }
 
-/// Sends, but does not wait for ever for a client to take something.
+/// When something of what is to be sent has to be gone.
 #[derive(Default)]
 struct Late {
     deadline: Option<Instant>,
-}
-
-impl Late {
-    fn poll_send(
-        &mut self,
-        wire: &mut Wire,
-        alarm: &mut Alarm,
-        patience: Duration,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), ()>> {
-        let mut sent = 0;
-        if let Poll::Ready(done) = wire.poll_send(context, &mut sent) {
-            self.deadline = None;
-            return Poll::Ready(done.map_err(|_| ()));
-        }
-        if sent > 0 {
-            self.deadline = None;
-        }
-        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + patience);
-        if alarm.rings(deadline, context) { Poll::Ready(Err(())) } else { Poll::Pending }
-    }
 }
 
 impl Shared {
@@ -448,6 +444,9 @@ impl Shared {
 /// The body of a request.
 pub(in crate::gateway) struct ClientBody {
     shared: Arc<Mutex<Shared>>,
+    /// Which of the connection's bodies it is.
+    number: u64,
+    is_done: bool,
 }
 
 impl Body for ClientBody {
@@ -458,14 +457,25 @@ impl Body for ClientBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        let shared = &mut *self.shared.lock();
-        if std::mem::take(&mut shared.expects) && !shared.is_answered {
-            shared.wire.write.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
-            // What is not sent now is sent with the answer.
+        let body = self.get_mut();
+        if body.is_done {
+            return Poll::Ready(None);
+        }
+        let shared = &mut *body.shared.lock();
+        if shared.body != body.number {
+            // The connection has gone on without it.
+            return Poll::Ready(Some(Err(BrokenOff::Closed)));
+        }
+        if !shared.is_answered {
+            if std::mem::take(&mut shared.expects) {
+                shared.wire.write.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            }
+            // Whatever goes wrong here goes wrong with the answer, too.
             let _ = shared.wire.poll_send(context, &mut 0);
         }
         let piece = ready!(shared.poll_piece(context));
-        if shared.decoder.is_done()
+        body.is_done = shared.decoder.is_done();
+        if body.is_done
             && let Some(waker) = shared.waker.take().filter(|waker| !waker.will_wake(context.waker()))
         {
             waker.wake();
@@ -479,11 +489,13 @@ impl Body for ClientBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.shared.lock().decoder.is_done()
+        self.is_done
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.shared.lock().decoder.exactly().map_or_else(SizeHint::default, SizeHint::with_exact)
+        let shared = self.shared.lock();
+        let left = shared.decoder.exactly().filter(|_| shared.body == self.number);
+        left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 

@@ -1,12 +1,16 @@
 //! A connection with what was read from it and not yet used, and what is yet to be written.
 
+use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::unconstrained;
 
 use crate::gateway::stream::Rewound;
 
@@ -26,6 +30,16 @@ impl Stream {
             Self::Server(stream) => stream.get_ref().1.alpn_protocol(),
         };
         agreed == Some(protocol)
+    }
+}
+
+impl Stream {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Client(stream) => stream.get_ref().0.get_ref(),
+            Self::Server(stream) => stream.get_ref().0,
+        }
     }
 }
 
@@ -90,10 +104,13 @@ pub(in crate::gateway) struct Wire {
     stream: Stream,
     /// What has come and was not used yet.
     pub(super) read: BytesMut,
-    /// What is to be sent, from `sent` on, and a large piece behind it.
+    /// What is to be sent, from `sent` on; behind it a large piece, and behind that its end.
     pub(super) write: Vec<u8>,
     sent: usize,
     piece: Bytes,
+    piece_end: &'static [u8],
+    /// Whether TLS may still keep something of what was written.
+    is_kept_back: bool,
     /// How much is asked for at once: more, the more there is.
     want: usize,
     /// Whether nothing more comes.
@@ -111,7 +128,17 @@ const KEPT: usize = 16 << 10;
 impl Wire {
     /// A connection of which something was read before.
     pub(in crate::gateway) fn new(stream: Stream, read: BytesMut) -> Self {
-        Self { stream, read, write: Vec::new(), sent: 0, piece: Bytes::new(), want: LITTLE, has_ended: false }
+        Self {
+            stream,
+            read,
+            write: Vec::new(),
+            sent: 0,
+            piece: Bytes::new(),
+            piece_end: b"",
+            is_kept_back: false,
+            want: LITTLE,
+            has_ended: false,
+        }
     }
 
     /// Reads more, and says how much. Nothing: no more comes.
@@ -134,65 +161,100 @@ impl Wire {
         Poll::Ready(Ok(read))
     }
 
-    /// Has a piece sent behind what is to be sent already. True if it has to be sent on its way before there can be another.
-    pub(super) fn add(&mut self, piece: Bytes) -> bool {
-        if piece.len() > PIECE && self.piece.is_empty() {
-            self.piece = piece;
-            return true;
-        }
-        self.write.extend_from_slice(&piece);
-        self.write.len() - self.sent > PIECE
+    /// Whether nothing more comes, whatever has come before and was not read yet. Not always seen at once.
+    pub(super) fn has_hung_up(&self, context: &mut Context<'_>) -> bool {
+        let ready = pin!(unconstrained(self.stream.tcp().ready(Interest::READABLE))).poll(context);
+        matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
     }
 
-    /// Whether a large piece is on its way, behind which nothing can be written yet.
+    /// Whether nothing has come, and not the end either: as far as the reactor knows, or, if this is to be known for certain, as
+    /// far as the kernel knows in this very moment.
+    pub(super) fn is_silent(&mut self, for_certain: bool) -> bool {
+        if !self.read.is_empty() {
+            return false;
+        }
+        let is_silent = |stream: &TcpStream| {
+            let mut byte = [MaybeUninit::uninit()];
+            let peeked = SockRef::from(stream).peek(&mut byte);
+            peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        if for_certain && !is_silent(self.stream.tcp()) {
+            return false;
+        }
+        let mut nobody = Context::from_waker(Waker::noop());
+        // Whoever has done much may not be told the truth.
+        pin!(unconstrained(poll_fn(|context| self.poll_fill(context)))).poll(&mut nobody).is_pending()
+    }
+
+    /// Has a piece sent behind what is to be sent already, and this behind it.
+    pub(super) fn add(&mut self, piece: Bytes, end: &'static [u8]) {
+        if piece.len() > PIECE {
+            self.piece = piece;
+            self.piece_end = end;
+        } else {
+            self.write.extend_from_slice(&piece);
+            self.write.extend_from_slice(end);
+        }
+    }
+
+    /// Whether so much is to be sent that it has to go before there can be more.
     pub(super) fn is_full(&self) -> bool {
-        !self.piece.is_empty()
+        !self.piece.is_empty() || !self.piece_end.is_empty() || self.write.len() - self.sent > PIECE
     }
 
     pub(super) fn is_flushed(&self) -> bool {
-        self.write.len() == self.sent && self.piece.is_empty()
+        self.is_written() && !self.is_kept_back
     }
 
-    /// Sends all that is to be sent. The number is that of bytes that were sent now, also if there is more.
+    fn is_written(&self) -> bool {
+        self.write.len() == self.sent && self.piece.is_empty() && self.piece_end.is_empty()
+    }
+
+    /// Sends all that is to be sent. The number grows by that of bytes that were sent now, also if there is more.
     pub(super) fn poll_send(&mut self, context: &mut Context<'_>, sent: &mut usize) -> Poll<io::Result<()>> {
-        while !self.is_flushed() {
+        while !self.is_written() {
             let head = self.write.get(self.sent..).unwrap_or_default();
             let stream = Pin::new(&mut self.stream);
-            let some = if self.piece.is_empty() {
+            let some = if self.piece.is_empty() && self.piece_end.is_empty() {
                 ready!(stream.poll_write(context, head))?
-            } else if head.is_empty() {
-                ready!(stream.poll_write(context, &self.piece))?
             } else if stream.is_write_vectored() {
-                let both = [io::IoSlice::new(head), io::IoSlice::new(&self.piece)];
-                ready!(stream.poll_write_vectored(context, &both))?
+                let all = [head, &self.piece, self.piece_end].map(io::IoSlice::new);
+                ready!(stream.poll_write_vectored(context, &all))?
             } else {
-                ready!(stream.poll_write(context, head))?
+                let first = [head, &self.piece, self.piece_end].into_iter().find(|bytes| !bytes.is_empty());
+                ready!(stream.poll_write(context, first.unwrap_or_default()))?
             };
             if some == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             *sent += some;
             let of_head = some.min(head.len());
+            let of_piece = (some - of_head).min(self.piece.len());
             self.sent += of_head;
-            self.piece.advance(some - of_head);
+            self.piece.advance(of_piece);
+            self.piece_end = self.piece_end.get(some - of_head - of_piece..).unwrap_or_default();
+            self.is_kept_back = !matches!(self.stream, Stream::Plain(_));
         }
-        self.write.clear();
-        self.sent = 0;
-        self.piece = Bytes::new();
-        if self.write.capacity() > KEPT {
-            self.write = Vec::new();
+        if self.sent > 0 {
+            self.write.clear();
+            self.sent = 0;
+            self.piece = Bytes::new();
+            if self.write.capacity() > KEPT {
+                self.write = Vec::new();
+            }
         }
-        match &self.stream {
-            // Nothing is kept back there.
-            Stream::Plain(_) => Poll::Ready(Ok(())),
-            _ => Pin::new(&mut self.stream).poll_flush(context),
+        if self.is_kept_back {
+            ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+            self.is_kept_back = false;
         }
+        Poll::Ready(Ok(()))
     }
 
     /// Keeps no room for what may not come for long.
     pub(super) fn relax(&mut self) {
         if self.read.is_empty() {
             self.read = BytesMut::new();
+            self.want = LITTLE;
         }
         if self.is_flushed() {
             self.write = Vec::new();
