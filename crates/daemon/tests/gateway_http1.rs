@@ -1,5 +1,9 @@
 //! HTTP/1 with clients and servers that have their own ways.
-#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "tests on real sockets, which live in real time"
+)]
 
 mod common;
 
@@ -8,8 +12,9 @@ use std::net::Shutdown;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{OPEN, gateway};
-use tollgate_testkit::http::Upstream;
+use common::{BINARY, OPEN, gateway};
+use tollgate_testkit::http::{Client, Upstream, reset_when_closed};
+use tollgate_testkit::{Tollgate, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -43,12 +48,13 @@ fn what_is_no_request_is_told_why() {
 fn a_client_that_goes_on_sending_gets_its_answer_before_the_connection_is_closed() {
     let upstream = Upstream::hello();
     let tollgate = gateway(&format!("{OPEN}gateway: {{ max_body: 1KB }}"), &upstream);
-    for _ in 0..20 {
+    for size in [400_000, 400_000, 400_000, 10_000_000] {
         let mut client = tollgate.client();
-        client.send("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 500000\r\n\r\n");
+        client.send(format!("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", size + 1));
         // Nobody reads that, and to close the connection now would take the answer with it.
-        let _ = client.stream().write_all(&[b'a'; 400_000]);
-        assert_eq!(client.read().status, 413);
+        client.stream().write_all(&vec![b'a'; size]).unwrap();
+        let answer = client.read();
+        assert_eq!((answer.status, answer.header("connection")), (413, "close"));
         assert!(client.is_closed(PATIENCE));
     }
 }
@@ -158,4 +164,247 @@ fn methods_that_have_a_body_say_that_there_is_none() {
         assert_eq!(upstream.last().header("content-length"), length, "{method}");
         assert!(upstream.last().header("transfer-encoding").is_empty());
     }
+}
+
+/// Refuses whatever is asked for under `/refused`, after the first.
+const REFUSES: &str =
+    "trusted_proxies: []\nlimiters:\n  one: { rate: 1/h, per: global, match: [GET /refused] }\n";
+
+/// So many requests at once, all of which are refused: enough of them, and their connection is to let others go on.
+fn refused(count: usize) -> String {
+    "GET /refused HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count)
+}
+
+/// A gateway where the next request under `/refused` is refused, and its client with so many of them on their way.
+fn busy(more: &str, upstream: &Upstream, count: usize) -> (Tollgate, Client) {
+    let policy = format!("{REFUSES}{more}");
+    let tollgate = Tollgate::start(BINARY, &policy, &["--upstream", &upstream.url(), "--threads", "1"]);
+    assert_eq!(tollgate.get("/refused", &[]).status, 200);
+    let client = tollgate.client();
+    assert_eq!(tollgate.get("/refused", &[]).status, 429, "{count}");
+    (tollgate, client)
+}
+
+#[test]
+fn an_answer_that_nobody_has_asked_for_is_given_to_nobody_however_busy_a_connection_is() {
+    let upstream = Upstream::start(|received, stream| match received.path() {
+        "/x" => stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").is_ok(),
+        _ => {
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+            // When the connection is no longer in use.
+            std::thread::sleep(Duration::from_millis(20));
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil").is_ok()
+        }
+    });
+    let (tollgate, mut client) = busy("", &upstream, 1);
+    for count in 120..132 {
+        assert_eq!(tollgate.get("/stray", &[]).status, 200);
+        std::thread::sleep(Duration::from_millis(50));
+        client.send(format!("{}GET /x HTTP/1.1\r\nhost: a\r\n\r\n", refused(count)));
+        (0..count).for_each(|_| assert_eq!(client.read().status, 429));
+        assert_eq!(client.read().text(), "ok", "behind {count} others");
+    }
+}
+
+#[test]
+fn a_client_that_asks_for_much_before_is_let_go_all_the_same() {
+    let upstream = Upstream::start(|received, stream| {
+        if received.path() == "/refused" {
+            return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").is_ok();
+        }
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        while stream.write_all(b"1\r\na\r\n").is_ok() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    });
+    let (tollgate, mut client) = busy("gateway: { timeouts: { whole: 1s } }\n", &upstream, 300);
+    client.send(format!("{}GET /drips HTTP/1.1\r\nhost: a\r\n\r\n", refused(300)));
+    assert!(client.is_closed(PATIENCE));
+    tollgate.comes_to_rest();
+}
+
+#[test]
+fn who_waits_to_be_told_to_go_on_is_told_however_busy_the_connection_is() {
+    let upstream = Upstream::hello();
+    let (_tollgate, mut client) = busy("", &upstream, 1);
+    for count in 120..132 {
+        let asks = "POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n";
+        client.send(format!("{}{asks}", refused(count)));
+        (0..count).for_each(|_| assert_eq!(client.read().status, 429));
+        assert_eq!(client.read_until(b"\r\n\r\n"), b"HTTP/1.1 100 Continue\r\n\r\n", "{count}");
+        client.send("hello");
+        assert_eq!(client.read().status, 200);
+    }
+}
+
+#[test]
+fn a_request_with_a_body_is_not_repeated_without_it() {
+    let upstream = Upstream::start(|received, stream| match received.path() {
+        "/search" => false,
+        _ => stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_ok(),
+    });
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
+    let mut client = tollgate.client();
+    assert_eq!(client.get("/first", &[]).status, 200);
+    assert_eq!(client.ask("GET", "/search", &[], b"query").status, 502);
+    let bodies = |path: &str| -> Vec<Vec<u8>> {
+        let all = upstream.received();
+        all.into_iter().filter(|received| received.path() == path).map(|received| received.body).collect()
+    };
+    assert_eq!(bodies("/search"), [b"query".to_vec()]);
+}
+
+#[test]
+fn a_request_is_made_twice_at_most_whatever_becomes_of_the_servers() {
+    let dies = |received: &tollgate_testkit::http::Received, stream: &mut std::net::TcpStream| match received
+        .path()
+    {
+        "/dies" => false,
+        _ => stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_ok(),
+    };
+    let servers = [Upstream::start(dies), Upstream::start(dies), Upstream::start(dies)];
+    let urls: Vec<String> = servers.iter().map(|server| format!("\"{}\"", server.url())).collect();
+    let policy = format!("{OPEN}gateway: {{ upstreams: {{ all: {{ servers: [{}] }} }} }}\n", urls.join(", "));
+    let tollgate = Tollgate::start(BINARY, &policy, &["--threads", "1"]);
+    // One kept connection with each.
+    (0..3).for_each(|_| assert_eq!(tollgate.get("/well", &[]).status, 200));
+    assert_eq!(tollgate.get("/dies", &[]).status, 502);
+    let made = |server: &Upstream| server.received().iter().filter(|got| got.path() == "/dies").count();
+    assert!((1..=2).contains(&servers.iter().map(made).sum::<usize>()));
+}
+
+#[test]
+fn a_server_that_has_said_something_is_not_asked_again() {
+    let upstream = Upstream::start(|received, stream| match received.path() {
+        "/hm" => {
+            let _ = stream.write_all(b"HTTP/1.1 102 Processing\r\n\r\n");
+            false
+        }
+        _ => stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_ok(),
+    });
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
+    let mut client = tollgate.client();
+    assert_eq!((client.get("/first", &[]).status, client.get("/hm", &[]).status), (200, 502));
+    assert_eq!(upstream.received().iter().filter(|received| received.path() == "/hm").count(), 1);
+}
+
+#[test]
+fn small_pieces_that_a_server_does_not_take_fill_no_memory() {
+    // Says something again and again, and reads nothing.
+    let upstream = Upstream::by_hand(|_, mut client| {
+        client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        while client.stream().write_all(b"1\r\na\r\n").is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = tollgate.client();
+    client.send("POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n");
+    assert_eq!(client.read_head().status, 200);
+    let mut reader = client.stream().try_clone().unwrap();
+    std::thread::spawn(move || while reader.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
+    client.stream().set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    let chunk = format!("1000\r\n{}\r\n", "a".repeat(4096));
+    let taken = (0..50_000).take_while(|_| client.stream().write_all(chunk.as_bytes()).is_ok()).count();
+    assert!(taken < 10_000, "{taken} chunks of 4 KB were taken");
+    assert!(tollgate.memory() < 100 << 20, "{} bytes", tollgate.memory());
+}
+
+#[test]
+fn a_client_may_send_all_before_it_reads_anything() {
+    const SIZE: usize = 20_000_000;
+    let upstream = Upstream::by_hand(|_, mut client| {
+        client.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n\r\n"));
+        let mut writer = client.stream().try_clone().unwrap();
+        let wrote = std::thread::spawn(move || writer.write_all(&vec![b'b'; SIZE]).is_ok());
+        let mut read = 0;
+        while read < SIZE {
+            match client.read_some().len() {
+                0 => break,
+                some => read += some,
+            }
+        }
+        assert!(wrote.join().unwrap() && read == SIZE);
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = tollgate.client();
+    client.send(format!("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: {SIZE}\r\n\r\n"));
+    client.stream().write_all(&vec![b'a'; SIZE]).unwrap();
+    assert_eq!(client.read().body.len(), SIZE);
+    tollgate.comes_to_rest();
+}
+
+#[test]
+fn a_client_that_leaves_is_missed_also_while_its_server_does_not_read() {
+    let (is_over, over) = channel::<()>();
+    let over = std::sync::Mutex::new(over);
+    let upstream = Upstream::by_hand(move |_, _client| {
+        let _ = over.lock().unwrap().recv();
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = tollgate.client();
+    client.send("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000000\r\n\r\n");
+    client.stream().set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    while client.stream().write_all(&[b'a'; 65_536]).is_ok() {}
+    tollgate.comes_to("tollgate_requests_in_flight", 1.0);
+    reset_when_closed(client.stream());
+    drop(client);
+    wait_until("the client is missed", || tollgate.metric("tollgate_requests_in_flight") == 0.0);
+    drop(is_over);
+}
+
+#[test]
+fn an_upload_behind_an_early_head_is_no_slow_answer() {
+    let upstream = Upstream::by_hand(|_, mut client| {
+        client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        let body = client.read_exactly(20);
+        client.send(format!("{:x}\r\n{}\r\n0\r\n\r\n", body.len(), String::from_utf8(body).unwrap()));
+    });
+    let policy = format!("{OPEN}gateway: {{ timeouts: {{ answer: 500ms, body: 5s }} }}");
+    let tollgate = gateway(&policy, &upstream);
+    let mut client = tollgate.client();
+    client.send("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 20\r\n\r\n");
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(100));
+        client.send("a");
+    }
+    assert_eq!(client.read().text(), "a".repeat(20));
+}
+
+#[test]
+fn a_target_without_a_path_has_one_behind_the_gateway() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = tollgate.client();
+    for (target, line) in [
+        ("http://a?x=1", "GET /?x=1 HTTP/1.1"),
+        ("http://a", "GET / HTTP/1.1"),
+        ("http://a/b?c", "GET /b?c HTTP/1.1"),
+    ] {
+        client.send(format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n"));
+        assert_eq!(client.read().status, 200, "{target}");
+        assert_eq!(upstream.last().line, line);
+    }
+}
+
+#[test]
+fn what_follows_a_body_names_no_caller_and_no_length() {
+    let upstream = Upstream::start(|_, stream| {
+        let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum, content-length, ratelimit\r\n\r\n";
+        let rest = "1\r\na\r\n0\r\nx-sum: 1\r\ncontent-length: 7\r\nratelimit: x\r\n\r\n";
+        stream.write_all(format!("{head}{rest}").as_bytes()).is_ok()
+    });
+    let policy = "trusted_proxies: []\nidentify: { caller: [header: x-key] }\n\
+                  limiters: { all: { rate: 1000/s, per: caller } }\n";
+    let tollgate = gateway(policy, &upstream);
+    let mut client = tollgate.client();
+    client.send(
+        "POST /x HTTP/1.1\r\nhost: a\r\nte: trailers\r\ntransfer-encoding: chunked\r\n\
+         trailer: x-key, x_forwarded_for, x_key, x-sum\r\n\r\n\
+         1\r\na\r\n0\r\nx-key: other\r\nx_forwarded_for: 1.1.1.1\r\nx_key: other\r\nx-sum: 1\r\n\r\n",
+    );
+    let sum = [("x-sum".to_owned(), "1".to_owned())];
+    assert_eq!(client.read().trailers, sum);
+    assert_eq!(upstream.last().trailers, sum);
 }

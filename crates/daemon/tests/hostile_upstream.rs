@@ -78,6 +78,12 @@ const TROUBLES: &[Trouble] = &[
         200,
         true,
     ),
+    trouble(
+        "answers in a coding that nobody has asked for",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        502,
+        true,
+    ),
     trouble("ends its body by closing", b"HTTP/1.1 200 OK\r\n\r\nabc", 200, true),
     trouble("has a body where there is none", b"HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\nabc", 204, true),
     trouble("sends more than it announced", b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabcdef", 200, true),
