@@ -314,6 +314,8 @@ pub(super) struct AnswerBody {
     kind: Kind,
     /// What ends with it. None: it has ended.
     carried: Option<Box<Carried>>,
+    /// Fields of the answer's head that need not be looked at any more, as HTTP/1 has them.
+    lines: Vec<u8>,
 }
 
 enum Kind {
@@ -341,11 +343,20 @@ pub(super) struct Carried {
 
 impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
-        Self { kind: Kind::Text(text, Some(track)), carried: None }
+        Self { kind: Kind::Text(text, Some(track)), carried: None, lines: Vec::new() }
     }
 
     pub(super) fn tunnel(tunnel: Tunnel) -> Self {
-        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), carried: None }
+        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), carried: None, lines: Vec::new() }
+    }
+
+    pub(super) fn with_lines(mut self, lines: Vec<u8>) -> Self {
+        self.lines = lines;
+        self
+    }
+
+    pub(super) fn lines(&self) -> &[u8] {
+        &self.lines
     }
 
     /// What the connection goes on with, if that is no HTTP.
@@ -375,7 +386,7 @@ impl AnswerBody {
         carried: Box<Carried>,
     ) -> Self {
         let kind = Kind::Passed { body, patience, timer: None, sending };
-        let mut passed = Self { kind, carried: Some(carried) };
+        let mut passed = Self { kind, carried: Some(carried), lines: Vec::new() };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
             passed.end(true);

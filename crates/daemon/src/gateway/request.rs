@@ -17,6 +17,7 @@ use memchr::memchr2;
 use tokio::time::Instant;
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit, Refusal};
+use tollgate_core::answer::HeaderList;
 
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, AskingBody, Carried, PassedBody, Sending, Trouble};
@@ -114,6 +115,8 @@ struct Passing {
     request: Request<AskedBody>,
     manner: Manner,
     sending: Option<Arc<Sending>>,
+    /// Whether its client speaks HTTP/1.
+    is_http1: bool,
     permit: Permit<AnyStore>,
     track: Track,
 }
@@ -168,16 +171,17 @@ impl Asked {
         let (parts, body) = request.into_parts();
         let (body, sending) = AskedBody::new(body, &site);
         let peer = connection.peer.ip();
+        let is_http1 = parts.version < Version::HTTP_2;
         let origin = Origin {
             peer,
             peer_value: &connection.peer_value,
             is_trusted: site.policy.trusts(peer),
             client,
             is_tls: connection.is_tls,
-            is_http1: parts.version < Version::HTTP_2,
+            is_http1,
         };
         let request = rewritten(parts, body, &site, &origin, upgrade);
-        Ok(Passing { upstream: at, connection, site, request, manner, sending, permit, track })
+        Ok(Passing { upstream: at, connection, site, request, manner, sending, is_http1, permit, track })
     }
 }
 
@@ -229,7 +233,12 @@ impl Passing {
         // Whatever the server speaks, this is what we do.
         *response.version_mut() = Version::HTTP_11;
         fields::strip_answer(response.headers_mut(), &site.decisive);
-        add_fields(response.headers_mut(), permit.headers());
+        let ours = permit.headers();
+        let is_alone = self.is_http1 && !fields::has_ours(response.headers());
+        let lines = if is_alone { fields::lines(told(&ours)) } else { Vec::new() };
+        if !is_alone {
+            add_fields(response.headers_mut(), ours);
+        }
         if permit.is_degraded() {
             response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
         }
@@ -239,7 +248,9 @@ impl Passing {
             progress: None,
         });
         if !is_switch {
-            return response.map(|body| AnswerBody::passed(body, site.times.answer, self.sending, carried));
+            let (patience, sending) = (site.times.answer, self.sending);
+            return response
+                .map(|body| AnswerBody::passed(body, patience, sending, carried).with_lines(lines));
         }
         let (mut parts, body) = response.into_parts();
         let server = match body {
@@ -253,7 +264,7 @@ impl Passing {
         parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         parts.headers.insert(header::UPGRADE, protocol);
         let tunnel = Tunnel { server, carried, patience: site.times.idle };
-        Response::from_parts(parts, AnswerBody::tunnel(tunnel))
+        Response::from_parts(parts, AnswerBody::tunnel(tunnel).with_lines(lines))
     }
 }
 
@@ -317,7 +328,24 @@ fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Respo
         entry.class = refusal.class().map(Arc::from);
         entry.plan = refusal.plan().map(Arc::from);
     });
-    text(refused(refusal, request.headers(), request.uri().path()).map(Bytes::from), track)
+    let (headers, path) = (request.headers(), request.uri().path());
+    let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let is_grpc = kind.is_some_and(|kind| kind.starts_with(b"application/grpc"));
+    if request.version() >= Version::HTTP_2 || is_grpc {
+        return text(refused(refusal, headers, path).map(Bytes::from), track);
+    }
+    // The same, without a map of fields that nobody looks at any more.
+    let answer = refusal.answer(fields::joined(headers, &header::ACCEPT).as_deref(), path);
+    let fields = told(&answer.headers).chain([(header::CONTENT_TYPE.as_str(), answer.content_type)]);
+    let lines = fields::lines(fields);
+    let mut response = Response::new(Bytes::from(answer.body));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+    text(response, track).map(|body| body.with_lines(lines))
+}
+
+/// Fields of an answer, as text.
+fn told(fields: &HeaderList) -> impl Iterator<Item = (&str, &str)> + Clone {
+    fields.iter().map(|(name, value)| (*name, &**value))
 }
 
 fn text(response: Response<Bytes>, mut track: Track) -> Response<AnswerBody> {

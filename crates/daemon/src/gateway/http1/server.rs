@@ -263,7 +263,7 @@ impl Connection {
             let mut shared = self.shared.lock();
             shared.is_answered = true;
             let length = answer.body().size_hint().exact();
-            encode::response(&mut shared.wire.write, &answer, length, manner)
+            encode::response(&mut shared.wire.write, &answer, answer.body().lines(), length, manner)
         };
         let announced =
             if manner.takes_trailers { Announced::by(answer.headers()) } else { Announced::default() };
@@ -391,7 +391,7 @@ impl Connection {
             let wire = &mut self.shared.lock().wire;
             let mut manner = Manner::default();
             let length = Some(answer.body().len() as u64);
-            encode::response(&mut wire.write, &answer, length, &mut manner);
+            encode::response(&mut wire.write, &answer, b"", length, &mut manner);
             wire.add(answer.body().clone(), b"");
         }
         let _ = self.flush().await;
