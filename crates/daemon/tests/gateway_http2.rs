@@ -4,10 +4,11 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{BINARY, OPEN, gateway};
+use common::{BINARY, OPEN, gateway, pattern};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::Incoming;
@@ -15,7 +16,8 @@ use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
-use tollgate_testkit::http::{Gate, Upstream};
+use tollgate_testkit::http::{Client, Gate, Upstream};
+use tollgate_testkit::http2::{Frame, Http2, flag, headers, kind};
 use tollgate_testkit::{Tollgate, free_port};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -148,7 +150,7 @@ async fn a_large_body_keeps_every_byte_over_http2() {
     });
     let tollgate = gateway(OPEN, &upstream);
     let mut sender = connect(tollgate.gateway).await;
-    let body: Vec<u8> = (0..8_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let body = pattern(8 << 20);
     let request = Request::post(format!("http://{}/", tollgate.gateway));
     let request = request.body(Full::new(Bytes::from(body.clone()))).unwrap();
     let answer = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap().to_bytes();
@@ -234,13 +236,17 @@ async fn grpc_for_browsers_goes_on_over_http1() {
     }
 }
 
+/// A gateway in front of a server that wants HTTP/2. It does not wait long for bodies.
+fn in_front_of_http2(server: SocketAddr) -> Tollgate {
+    let policy = format!(
+        "gateway: {{ timeouts: {{ body: 1s }}, upstreams: {{ api: {{ servers: ['http://{server}'], protocol: http2 }} }} }}\nlimiters: {{}}\n"
+    );
+    Tollgate::start(BINARY, &policy, &[])
+}
+
 #[tokio::test]
 async fn a_server_that_wants_http2_gets_it_from_clients_of_http1() {
-    let upstream = format!("http://{}", grpc().await);
-    let policy = format!(
-        "gateway: {{ upstreams: {{ api: {{ servers: [{upstream}], protocol: http2 }} }} }}\nlimiters: {{}}\n"
-    );
-    let tollgate = Tollgate::start(BINARY, &policy, &[]);
+    let tollgate = in_front_of_http2(grpc().await);
     let stream = TcpStream::connect(tollgate.gateway).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -250,15 +256,15 @@ async fn a_server_that_wants_http2_gets_it_from_clients_of_http1() {
     assert_eq!(response.headers()["grpc-status"], "12");
 }
 
-/// A server of HTTP/2 that answers with the host that it was asked for.
-async fn hosts() -> SocketAddr {
+/// A server of HTTP/2 that answers with the target that it was asked for.
+async fn targets() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let service = service_fn(|request: Request<Incoming>| async move {
-                let host = request.uri().authority().map(ToString::to_string).unwrap_or_default();
-                Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(host))))
+                let target = request.uri().to_string();
+                Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(target))))
             });
             let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
             tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
@@ -269,7 +275,7 @@ async fn hosts() -> SocketAddr {
 
 #[tokio::test]
 async fn a_request_that_is_tried_elsewhere_keeps_its_host() {
-    let (gone, here) = (free_port(), hosts().await);
+    let (gone, here) = (free_port(), targets().await);
     let policy = format!(
         "gateway: {{ upstreams: {{ api: {{ servers: ['http://127.0.0.1:{gone}', 'http://{here}'], protocol: http2 }} }} }}\nlimiters: {{}}\n"
     );
@@ -278,6 +284,110 @@ async fn a_request_that_is_tried_elsewhere_keeps_its_host() {
     for _ in 0..4 {
         let request = Request::get("http://shop.example.com/").body(Full::default()).unwrap();
         let response = sender.send_request(request).await.unwrap();
-        assert_eq!(text(response).await, "shop.example.com");
+        assert_eq!(text(response).await, "http://shop.example.com/");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_http2_cannot_name_changes_nothing_in_the_path() {
+    let here = targets().await;
+    let tollgate = in_front_of_http2(here);
+    for (host, named) in [("a", "a".to_owned())]
+        .into_iter()
+        .chain(["", "a:b:c", "a%41", "["].map(|host| (host, here.to_string())))
+    {
+        let answer = tollgate.get("/secret/path?q=1", &[("host", host)]);
+        let expected = format!("http://{named}/secret/path?q=1");
+        assert_eq!((answer.status, answer.text()), (200, expected), "{host:?}");
+    }
+}
+
+/// A server of HTTP/2 that answers its first request at once, and in full as soon as the gate lets it, whatever is still to
+/// come; and the second at its end. Of that it takes no more than a window until it has heard of the first again. Says what
+/// came.
+fn hasty(gate: &Gate) -> (SocketAddr, Receiver<Frame>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (came, comes) = channel();
+    let gate = gate.clone();
+    std::thread::spawn(move || {
+        let mut server = Http2::accept(&listener);
+        let more = |stream| Frame::new(kind::WINDOW_UPDATE, 0, stream, (1_u32 << 20).to_be_bytes());
+        server.send(&more(0));
+        let (mut has_second, mut has_first_again) = (false, false);
+        while let Ok(frame) = server.frame() {
+            let _ = came.send(frame.clone());
+            let is_end = frame.flags & flag::END_STREAM != 0;
+            match (frame.stream, frame.kind) {
+                (1, kind::HEADERS) => {
+                    server.send(&headers(1, &[(":status", "200")], false));
+                    gate.pass();
+                    server.send(&Frame::new(kind::DATA, flag::END_STREAM, 1, "hello"));
+                }
+                (1, kind::DATA | kind::RST_STREAM) => has_first_again = true,
+                (3, kind::HEADERS) => has_second = true,
+                (3, kind::DATA) if is_end => {
+                    server.send(&headers(3, &[(":status", "204")], true));
+                }
+                _ => {}
+            }
+            if has_second && has_first_again {
+                (has_second, has_first_again) = (false, false);
+                server.send(&more(3));
+            }
+        }
+    });
+    (address, comes)
+}
+
+/// What a stream has got so far.
+fn data_of(stream: u32, frames: &[Frame]) -> Vec<u8> {
+    let data = frames.iter().filter(|frame| (frame.stream, frame.kind) == (stream, kind::DATA));
+    data.flat_map(|frame| frame.payload.clone()).collect()
+}
+
+/// Sends the head of a request, and reads its answer, which comes before the body. Returns what it says of the connection.
+fn answered_early(client: &mut Client, length: &str, gate: &Gate) -> String {
+    client.send(format!("POST /one HTTP/1.1\r\nhost: a\r\n{length}\r\n\r\n"));
+    let head = client.read_head();
+    assert_eq!((head.status, head.header("transfer-encoding")), (200, "chunked"));
+    gate.let_through(1);
+    assert_eq!(client.read_until(b"0\r\n\r\n"), b"5\r\nhello\r\n0\r\n\r\n");
+    head.header("connection").to_owned()
+}
+
+#[test]
+fn a_request_that_was_answered_early_gets_nothing_of_the_next() {
+    let gate = Gate::default();
+    let (address, frames) = hasty(&gate);
+    let tollgate = in_front_of_http2(address);
+    let mut client = tollgate.client();
+    assert_eq!(answered_early(&mut client, "content-length: 5", &gate), "");
+    let second = pattern(200_000);
+    client.send(format!("firstPOST /two HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", second.len()));
+    client.send(&second);
+    assert_eq!(client.read().status, 204);
+    let frames: Vec<_> = frames.try_iter().collect();
+    let first = data_of(1, &frames);
+    assert!(b"first".starts_with(&first), "{} bytes for the first", first.len());
+    assert!(data_of(3, &frames) == second, "the second is not what was sent");
+    tollgate.comes_to_rest();
+}
+
+#[test]
+fn who_was_answered_early_is_told_that_the_connection_ends_unless_little_is_left() {
+    for length in ["transfer-encoding: chunked", "content-length: 1000000"] {
+        let gate = Gate::default();
+        let (address, frames) = hasty(&gate);
+        let tollgate = in_front_of_http2(address);
+        let mut client = tollgate.client();
+        assert_eq!(answered_early(&mut client, length, &gate), "close", "{length}");
+        client
+            .send("5\r\nfirst\r\n0\r\n\r\nPOST /two HTTP/1.1\r\nhost: a\r\ncontent-length: 6\r\n\r\nsecond");
+        assert!(client.is_closed(Duration::from_secs(20)));
+        tollgate.comes_to_rest();
+        let frames: Vec<_> = frames.try_iter().collect();
+        assert!(frames.iter().all(|frame| frame.stream < 3), "{length}: a second request was made");
+        assert_eq!(data_of(1, &frames), b"", "{length}");
     }
 }

@@ -7,16 +7,11 @@ use std::io::Write;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{OPEN, begin, gateway};
+use common::{OPEN, begin, gateway, pattern};
 use tollgate_testkit::http::{Gate, Received, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Bytes that are all different from their neighbours, and that no two places share by chance.
-fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
-}
 
 #[test]
 fn an_answer_arrives_piece_by_piece() {

@@ -3,25 +3,28 @@
 
 mod common;
 
+use std::convert::Infallible;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{BINARY, OPEN};
+use common::{BINARY, OPEN, pattern, trusting};
 use http::{Request, Response, Version};
-use http_body_util::{BodyExt, Empty, Full};
+use http_body_util::{BodyExt, Collected, Empty, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-use tollgate_testkit::http::Upstream;
+use tollgate_testkit::http::{Client, Upstream, connect_narrow, listen_narrow};
 use tollgate_testkit::{Certificates, Tollgate, wait_until};
 
 fn certificates(folder: &Path, name: &str) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
@@ -36,12 +39,16 @@ async fn connect(
     protocol: &str,
     certificate: Option<&str>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(tollgate.folder().join("ca.pem")).unwrap()).unwrap();
-    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots);
+    connect_over(TcpStream::connect(tollgate.gateway).await?, tollgate, protocol, certificate).await
+}
+
+async fn connect_over(
+    stream: TcpStream,
+    tollgate: &Tollgate,
+    protocol: &str,
+    certificate: Option<&str>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let builder = trusting(tollgate.folder());
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
         Some(name) => {
@@ -50,7 +57,6 @@ async fn connect(
         }
     };
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-    let stream = TcpStream::connect(tollgate.gateway).await?;
     let name = ServerName::try_from("localhost").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
@@ -157,6 +163,19 @@ async fn without_a_certificate_of_the_authority_nobody_comes_in() {
 
 /// A server that is reached over TLS and says which HTTP it was spoken to.
 async fn secure_server(folder: &Path, protocols: &[&str]) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    secure_server_that(folder, protocols, listener, |request| async move {
+        Bytes::from(format!("{:?}", request.version()))
+    })
+}
+
+/// One that answers as it is told.
+fn secure_server_that<A: Future<Output = Bytes> + Send + 'static>(
+    folder: &Path,
+    protocols: &[&str],
+    listener: TcpListener,
+    answer: impl Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+) -> SocketAddr {
     let (chain, key) = certificates(folder, "server");
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -166,17 +185,16 @@ async fn secure_server(folder: &Path, protocols: &[&str]) -> SocketAddr {
         .unwrap();
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let acceptor = acceptor.clone();
+            let (acceptor, answer) = (acceptor.clone(), answer.clone());
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else { return };
                 let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                let service = service_fn(|request: Request<Incoming>| async move {
-                    let version = format!("{:?}", request.version());
-                    Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(version))))
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let answered = answer(request);
+                    async { Ok::<_, Infallible>(Response::new(Full::new(answered.await))) }
                 });
                 let io = TokioIo::new(stream);
                 if is_http2 {
@@ -195,7 +213,7 @@ async fn secure_server(folder: &Path, protocols: &[&str]) -> SocketAddr {
 async fn ask_plainly(tollgate: &Tollgate, headers: &'static [(&'static str, &'static str)]) -> (u16, String) {
     let address = tollgate.gateway;
     let asked = tokio::task::spawn_blocking(move || {
-        let answer = tollgate_testkit::http::Client::connect(address).get("/", headers);
+        let answer = Client::connect(address).get("/", headers);
         (answer.status, answer.text())
     });
     asked.await.unwrap()
@@ -244,6 +262,92 @@ async fn servers_show_a_certificate_of_the_authority_that_their_upstream_names()
     tollgate.says("the policy was loaded");
     assert_eq!(ask_plainly(&tollgate, &[]).await, (200, "HTTP/1.1".to_owned()));
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A body in chunks, as large as a gateway passes them on.
+fn in_chunks(body: &[u8]) -> Vec<u8> {
+    let chunk = |some: &[u8]| [format!("{:x}\r\n", some.len()).as_bytes(), some, b"\r\n"].concat();
+    [body.chunks(60_000).flat_map(chunk).collect(), b"0\r\n\r\n".to_vec()].concat()
+}
+
+#[tokio::test]
+async fn a_large_answer_in_chunks_keeps_every_byte_for_a_client_that_takes_little_at_a_time() {
+    let body = pattern(8 << 20);
+    let answer =
+        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", in_chunks(&body).as_slice()].concat();
+    let upstream = Upstream::start(move |_, stream| stream.write_all(&answer).is_ok());
+    let tollgate = start(TLS, &upstream, write_certificates);
+    let stream = connect_narrow(tollgate.gateway);
+    stream.set_nonblocking(true).unwrap();
+    let stream = TcpStream::from_std(stream).unwrap();
+    let stream = connect_over(stream, &tollgate, "http/1.1", None).await.unwrap();
+    let answer = ask_http1(stream).await.unwrap();
+    assert_eq!(answer.headers()["transfer-encoding"], "chunked");
+    assert!(answer.into_body().collect().await.unwrap().to_bytes() == body, "the client got something else");
+}
+
+/// A gateway in front of a server over TLS that reads nothing until it is let, takes little at a time then, and answers with
+/// what it got.
+fn in_front_of_a_slow_server(may_read: &Arc<Semaphore>) -> Tollgate {
+    let listener = listen_narrow();
+    listener.set_nonblocking(true).unwrap();
+    let policy = format!(
+        "gateway: {{ upstreams: {{ all: {{ servers: 'https://localhost:{}', ca: ca.pem }} }} }}\nlimiters: {{}}\n",
+        listener.local_addr().unwrap().port()
+    );
+    Tollgate::start_in(BINARY, &policy, &[], &[], |folder| {
+        write_certificates(folder);
+        let (listener, may_read) = (TcpListener::from_std(listener).unwrap(), Arc::clone(may_read));
+        secure_server_that(folder, &["http/1.1"], listener, move |request| {
+            let may_read = Arc::clone(&may_read);
+            async move {
+                may_read.acquire().await.unwrap().forget();
+                // What is no HTTP has no body, and the test sees that.
+                request.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default()
+            }
+        });
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_request_in_chunks_keeps_every_byte_for_a_server_that_is_slow() {
+    let may_read = Arc::new(Semaphore::new(0));
+    let tollgate = in_front_of_a_slow_server(&may_read);
+    let body = pattern(8 << 20);
+    let mut client = tollgate.client();
+    client.send("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n");
+    let (first, rest) = body.split_at(1 << 20);
+    let chunks = in_chunks(first);
+    client.send(chunks.strip_suffix(b"0\r\n\r\n").unwrap());
+    may_read.add_permits(1);
+    client.send(in_chunks(rest));
+    let answer = client.read();
+    assert_eq!(answer.status, 200);
+    assert!(answer.body == body, "the server got something else");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_request_reaches_a_server_that_reads_late() {
+    let may_read = Arc::new(Semaphore::new(0));
+    let tollgate = in_front_of_a_slow_server(&may_read);
+    // Among them are some of which only the end is held back.
+    let clients: Vec<_> = (1..=30)
+        .map(|part| {
+            let body = pattern(part * 20_000);
+            let mut client = tollgate.client();
+            client.send(format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len()));
+            client.send(&body);
+            (client, body)
+        })
+        .collect();
+    may_read.add_permits(clients.len());
+    for (mut client, body) in clients {
+        let length = body.len();
+        let answer =
+            client.try_read(false).unwrap_or_else(|error| panic!("{length} bytes did not come: {error}"));
+        assert_eq!((answer.status, answer.body.len()), (200, length));
+        assert!(answer.body == body, "the server got something else");
+    }
 }
 
 /// The certificate that the gateway shows, if it is of the authority in its folder.

@@ -3,12 +3,19 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{OPEN, gateway};
+use common::{OPEN, gateway, pattern, trusting};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
 use serde_json::Value;
-use tollgate_testkit::http::{Client, Upstream};
-use tollgate_testkit::{Tollgate, wait_until};
+use tollgate_testkit::http::{Client, Upstream, connect_narrow};
+use tollgate_testkit::{Certificates, Tollgate, wait_until};
 
 const ASK: &str = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\nsec-websocket-key: abc\r\n\r\n";
 const AGREE: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-accept: def\r\n\r\n";
@@ -133,4 +140,72 @@ fn an_upgrade_is_one_request_in_the_log() {
         .collect();
     shown.sort();
     assert_eq!(shown, [("/after".to_owned(), 200), ("/chat".to_owned(), 101)]);
+}
+
+/// A gateway that is reached over TLS.
+fn secure_gateway(upstream: &Upstream, idle: &str) -> Tollgate {
+    let policy = format!(
+        "gateway: {{ tls: {{ certificate: server.pem, key: server.key }}, timeouts: {{ idle: {idle} }} }}\nlimiters: {{ few: {{ concurrency: 100, per: global }} }}\n"
+    );
+    Tollgate::start_in(common::BINARY, &policy, &["--upstream", &upstream.url()], &[], |folder| {
+        Certificates::write(folder);
+    })
+}
+
+/// A tunnel over TLS whose client takes little at a time.
+fn upgraded_over_tls(tollgate: &Tollgate) -> StreamOwned<ClientConnection, TcpStream> {
+    let config = Arc::new(trusting(tollgate.folder()).with_no_client_auth());
+    let name = ServerName::try_from("localhost").unwrap();
+    let connection = ClientConnection::new(config, name).unwrap();
+    let mut client = StreamOwned::new(connection, connect_narrow(tollgate.gateway));
+    client.write_all(ASK.as_bytes()).unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        head.extend(byte);
+    }
+    assert!(head.starts_with(b"HTTP/1.1 101 "), "{}", head.escape_ascii());
+    client
+}
+
+#[test]
+fn a_tunnel_to_who_never_reads_comes_to_an_end_over_tls() {
+    let upstream = Upstream::by_hand(|_, mut client| {
+        client.send(AGREE);
+        // Until nobody takes it any more.
+        while client.stream().write_all(&[0; 65_536]).is_ok() {}
+    });
+    let tollgate = secure_gateway(&upstream, "1s");
+    let _clients = [(); 3].map(|()| upgraded_over_tls(&tollgate));
+    assert!(tollgate.metric("tollgate_requests_in_flight") > 0.0);
+    tollgate.comes_to_rest();
+}
+
+#[test]
+fn the_end_of_a_large_message_waits_for_nothing_else_over_tls() {
+    let (sent, told) = channel();
+    let tunnels = AtomicUsize::new(0);
+    let upstream = Upstream::by_hand(move |_, mut client| {
+        let length = 20_000 * (tunnels.fetch_add(1, Ordering::SeqCst) + 1);
+        client.send(AGREE);
+        client.send(pattern(length));
+        sent.send(()).unwrap();
+        // Says no more until the other side ends.
+        while !client.is_closed(20 * SECOND) {}
+    });
+    // An end would bring what is held back.
+    let tollgate = secure_gateway(&upstream, "10m");
+    // Among the messages are some of which only the end is.
+    let clients: Vec<_> = (1..=30).map(|part| (upgraded_over_tls(&tollgate), 20_000 * part)).collect();
+    for _ in &clients {
+        told.recv_timeout(20 * SECOND).unwrap();
+    }
+    for (mut client, length) in clients {
+        let mut message = vec![0; length];
+        client
+            .read_exact(&mut message)
+            .unwrap_or_else(|error| panic!("{length} bytes did not come: {error}"));
+        assert!(message == pattern(length), "the message is not what was sent");
+    }
 }

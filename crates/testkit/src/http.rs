@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use socket2::{Domain, Socket, Type};
+
 /// How long a client waits before a test has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -267,6 +269,31 @@ const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 /// Has a connection reset when it is closed: the other side gets an error, and not an end.
 pub fn reset_when_closed(stream: &TcpStream) {
     socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+/// A socket through which little goes at a time: whoever sends more than is read has to keep it.
+fn narrow() -> Socket {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(8 << 10).unwrap();
+    // The other side's buffer grows with it.
+    socket.set_tcp_mss(1000).unwrap();
+    socket
+}
+
+/// Connects, and takes little at a time.
+pub fn connect_narrow(to: SocketAddr) -> TcpStream {
+    let socket = narrow();
+    socket.connect(&to.into()).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.into()
+}
+
+/// For servers that take little at a time.
+pub fn listen_narrow() -> TcpListener {
+    let socket = narrow();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(64).unwrap();
+    socket.into()
 }
 
 /// What a server does with a request: it has the connection for itself. False closes it.

@@ -1,7 +1,7 @@
 //! HTTP/2 by hand, for tests that send what no client would: single frames, in any order.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// How long a client waits before a test has failed.
@@ -85,7 +85,7 @@ impl Outcome {
     }
 }
 
-/// A connection with a server.
+/// A connection with a server, or with a client.
 pub struct Http2 {
     stream: TcpStream,
     rest: Vec<u8>,
@@ -101,20 +101,39 @@ impl Http2 {
 
     /// The same, with further settings.
     pub fn connect_with(to: SocketAddr, settings: &[(u16, u32)]) -> Self {
-        let stream = TcpStream::connect(to).unwrap();
+        let mut client = Self::over(TcpStream::connect(to).unwrap());
+        client.send_bytes(PREFACE);
+        client.settle(settings);
+        client
+    }
+
+    /// Takes a connection, as a server.
+    pub fn accept(listener: &TcpListener) -> Self {
+        let mut server = Self::over(listener.accept().unwrap().0);
+        while server.rest.len() < PREFACE.len() {
+            server.fill().unwrap();
+        }
+        assert!(server.rest.starts_with(PREFACE), "{:?} is no HTTP/2", server.rest.escape_ascii());
+        server.rest.drain(..PREFACE.len());
+        server.settle(&[]);
+        server
+    }
+
+    fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        let mut client = Self { stream, rest: Vec::new(), goaway: None };
-        client.send_bytes(PREFACE);
+        Self { stream, rest: Vec::new(), goaway: None }
+    }
+
+    fn settle(&mut self, settings: &[(u16, u32)]) {
         const HEADER_TABLE_SIZE: u16 = 1;
         let all = [&[(HEADER_TABLE_SIZE, 0)], settings].concat();
         let payload: Vec<u8> = all
             .iter()
             .flat_map(|(name, value)| [&name.to_be_bytes()[..], &value.to_be_bytes()[..]].concat())
             .collect();
-        client.send(&Frame::new(kind::SETTINGS, 0, 0, payload));
-        client
+        self.send(&Frame::new(kind::SETTINGS, 0, 0, payload));
     }
 
     /// The connection itself.

@@ -2,8 +2,14 @@
 #![allow(dead_code)] // every test binary uses a part of this
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
+use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
 
+use rustls::client::WantsClientCert;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use tollgate_testkit::Tollgate;
 use tollgate_testkit::http::{Client, Upstream};
 
@@ -11,6 +17,21 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
 /// Limits nothing.
 pub(crate) const OPEN: &str = "limiters: {}\n";
+
+/// Bytes that are all different from their neighbours, and that no two places share by chance.
+pub(crate) fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+/// TLS for a client that trusts the authority in this folder.
+pub(crate) fn trusting(folder: &Path) -> ConfigBuilder<ClientConfig, WantsClientCert> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("ca.pem")).unwrap()).unwrap();
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+}
 
 /// A gateway in front of a server.
 pub(crate) fn gateway(policy: &str, upstream: &Upstream) -> Tollgate {
