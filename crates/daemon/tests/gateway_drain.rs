@@ -7,7 +7,7 @@ mod common;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use common::{OPEN, begin, gateway};
+use common::{BINARY, OPEN, begin, gateway};
 use tollgate_testkit::http::{Client, Gate, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
 
@@ -112,6 +112,22 @@ fn who_takes_too_long_is_not_waited_for() {
     tollgate.signal("TERM");
     assert!(tollgate.ends(PATIENCE));
     tollgate.says("1 requests had no whole answer yet");
+}
+
+#[test]
+fn who_is_cut_off_at_the_end_is_written_down() {
+    let gate = Gate::default();
+    let upstream = slow(&gate);
+    let policy = "gateway: { timeouts: { drain: 500ms } }\nlimiters: {}";
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let mut tollgate = Tollgate::start(BINARY, policy, &flags);
+    let _cut = [begin(&tollgate, "/streamed", &[]), begin(&tollgate, "/whole", &[])];
+    wait_until("both are there", || tollgate.metric("tollgate_http_requests_in_flight") == 2.0);
+    let log = tollgate.folder().join("access.log");
+    tollgate.signal("TERM");
+    assert!(tollgate.ends(PATIENCE));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("the gateway ended before the answer did").count(), 2, "{log}");
 }
 
 #[test]

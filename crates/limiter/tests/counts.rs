@@ -232,6 +232,28 @@ limiters: { w: { workers: { source: reported, grace: 0s, full: 20s, every: 1s } 
 }
 
 #[test]
+fn a_service_that_tells_nothing_because_all_is_shed_is_not_shut_out() {
+    let policy = "
+classes: { get: [GET *] }
+limiters: { w: { workers: { source: reported, grace: 0s, full: 20s, every: 1s, shed: [get, other] } } }
+";
+    let (limiter, clock) = limiter(policy);
+    for _ in 0..=25 {
+        limiter.report_utilization(1_000_000);
+        now(limiter.tend());
+        clock.advance(Duration::from_secs(1));
+    }
+    assert!(limiter.admit_now(&facts("GET")).is_err(), "all is shed");
+    // Nobody gets through who could tell anything, and the last word grows old.
+    for _ in 0..=60 {
+        now(limiter.tend());
+        clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(limiter.report().worker.unwrap().utilization_ppm, None);
+    assert!(limiter.admit_now(&facts("GET")).is_ok());
+}
+
+#[test]
 fn a_fleet_tells_who_uses_its_places() {
     let policy = "
 classes: { critical: [POST /charges] }

@@ -26,7 +26,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     trust: Trust,
     /// Rings when no more connections are taken, and those that are there end when they can.
     drain: CancellationToken,
+    /// Rings when those that have not ended are waited for no longer.
+    cut: CancellationToken,
     workers: usize,
     /// Where it is seen to all that is no request.
     runtime: tokio::runtime::Handle,
@@ -100,10 +102,11 @@ impl Gateway {
         let shared = Arc::new(Shared {
             limiter,
             site: ArcSwap::from_pointee(Site::new(policy, workers, None, &certificates, &trust)),
-            watch: Arc::new(Watch { counts: Counts::default(), log }),
+            watch: Arc::new(Watch { counts: Counts::default(), log, is_over: AtomicBool::new(false) }),
             tls: ArcSwapOption::from_pointee(certificates.acceptor),
             trust,
             drain: CancellationToken::new(),
+            cut: CancellationToken::new(),
             workers,
             runtime: tokio::runtime::Handle::try_current().map_err(io::Error::other)?,
         });
@@ -116,7 +119,10 @@ impl Gateway {
             let counted = Arc::clone(&open);
             let handle = runtime.handle().clone();
             let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
-            threads.push(thread.spawn(move || runtime.block_on(work(worker, taken, counted)))?);
+            let cut = shared.cut.clone();
+            threads.push(thread.spawn(move || {
+                runtime.block_on(cut.run_until_cancelled(work(worker, taken, counted)));
+            })?);
             hands.push(Hand { connections, open, runtime: handle });
         }
         shared.look_after_servers();
@@ -177,11 +183,19 @@ impl Gateway {
         let threads = tokio::task::spawn_blocking(move || {
             self.threads.into_iter().for_each(|thread| drop(thread.join()))
         });
-        let _ = tokio::time::timeout(patience, threads).await;
+        let mut threads = pin!(threads);
+        let is_late = tokio::time::timeout(patience, threads.as_mut()).await.is_err();
+        let left = shared.watch.counts.in_flight.load(Ordering::Relaxed);
+        if is_late {
+            // What is cut off now is written down like all else.
+            shared.watch.is_over.store(true, Ordering::Relaxed);
+            shared.cut.cancel();
+            let _ = tokio::time::timeout(MOMENT, threads).await;
+        }
         if let Some(log) = &shared.watch.log {
             log.flush();
         }
-        shared.watch.counts.in_flight.load(Ordering::Relaxed)
+        left
     }
 }
 

@@ -26,6 +26,9 @@ const FORGOTTEN: Duration = Duration::from_secs(50);
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
+/// EMFILE and ENFILE.
+const OUT_OF_FILES: [i32; 2] = [24, 23];
+
 /// Servers that do the same work.
 pub(crate) struct Upstream {
     pub(crate) policy: policy::Upstream,
@@ -199,6 +202,10 @@ impl Server {
     }
 
     fn reached(&self, error: Option<&io::Error>) {
+        // That no more files can be opened here is not the server's fault.
+        if error.and_then(io::Error::raw_os_error).is_some_and(|code| OUT_OF_FILES.contains(&code)) {
+            return;
+        }
         match (error.is_none(), self.is_unreachable.load(Ordering::Relaxed)) {
             (true, false) => {}
             (true, true) => {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -18,6 +19,8 @@ use crate::access_log::{AccessLog, Entry};
 pub(crate) struct Watch {
     pub(crate) counts: Counts,
     pub(crate) log: Option<AccessLog>,
+    /// Whether whatever has not ended is cut off.
+    pub(super) is_over: AtomicBool,
 }
 
 impl Watch {

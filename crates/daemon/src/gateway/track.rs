@@ -99,6 +99,9 @@ impl Drop for Track {
             entry.bytes = self.bytes;
             entry.took = took;
             entry.is_whole = self.is_whole;
+            if !self.is_whole && self.watch.is_over.load(Ordering::Relaxed) {
+                entry.error = Some("the gateway ended before the answer did".to_owned());
+            }
             log.write(entry);
         }
     }

@@ -125,9 +125,10 @@ impl<S: Store> Shared<S> {
         let running = self.running.load();
         let Some(worker) = &running.worker else { return };
         let now = self.clock.now();
-        if let Some(ppm) = worker.gauge.sample(self.in_flight.load(Ordering::Acquire), now) {
-            worker.shedder.record_ppm(ppm, Some(now));
-        }
+        // Of what is not known nobody can say that it is too much: what is shed comes back, slowly, and whoever passes then can
+        // tell again. A service that tells by its answers would be shut out for ever otherwise.
+        let ppm = worker.gauge.sample(self.in_flight.load(Ordering::Acquire), now).unwrap_or(0);
+        worker.shedder.record_ppm(ppm, Some(now));
     }
 }
 
