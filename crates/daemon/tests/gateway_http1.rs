@@ -13,7 +13,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use common::{BINARY, OPEN, gateway};
-use tollgate_testkit::http::{Client, Upstream, reset_when_closed};
+use tollgate_testkit::http::{Client, Gate, Upstream, reset_when_closed};
 use tollgate_testkit::{Tollgate, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -187,19 +187,24 @@ fn busy(more: &str, upstream: &Upstream, count: usize) -> (Tollgate, Client) {
 
 #[test]
 fn an_answer_that_nobody_has_asked_for_is_given_to_nobody_however_busy_a_connection_is() {
-    let upstream = Upstream::start(|received, stream| match received.path() {
-        "/x" => stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").is_ok(),
-        _ => {
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let gate = Gate::default();
+    let (stray, is_stray) = channel();
+    let held = gate.clone();
+    let upstream = Upstream::start(move |received, stream| {
+        let is_well = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").is_ok();
+        if received.path() == "/stray" {
             // When the connection is no longer in use.
-            std::thread::sleep(Duration::from_millis(20));
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil").is_ok()
+            held.pass();
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil");
+            let _ = stray.send(());
         }
+        is_well
     });
     let (tollgate, mut client) = busy("", &upstream, 1);
     for count in 120..132 {
         assert_eq!(tollgate.get("/stray", &[]).status, 200);
-        std::thread::sleep(Duration::from_millis(50));
+        gate.let_through(1);
+        is_stray.recv_timeout(PATIENCE).unwrap();
         client.send(format!("{}GET /x HTTP/1.1\r\nhost: a\r\n\r\n", refused(count)));
         (0..count).for_each(|_| assert_eq!(client.read().status, 429));
         assert_eq!(client.read().text(), "ok", "behind {count} others");

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use common::gateway;
+use common::{await_store, gateway, patient_store};
 use tollgate_testkit::http::{Client, Upstream};
 use tollgate_testkit::{RedisServer, Tollgate, wait_until};
 
@@ -20,11 +20,11 @@ fn no_request_fails_while_redis_is_killed_and_comes_back() {
     let mut redis = RedisServer::start();
     let upstream = Upstream::hello();
     let policy = format!(
-        "store: {{ url: {}, secret: 0123456789abcdef }}\nidentify: {{ caller: [header: x-api-key] }}\nlimiters:\n  rate: {{ rate: 200/s, per: caller }}\n  few: {{ concurrency: 20, per: caller }}\n",
-        redis.url()
+        "{}identify: {{ caller: [header: x-api-key] }}\nlimiters:\n  rate: {{ rate: 200/s, per: caller }}\n  few: {{ concurrency: 20, per: caller }}\n",
+        patient_store(&redis)
     );
     let tollgate = gateway(&policy, &upstream);
-    wait_until("the store is used", || readiness(&tollgate).1 == "ready\n");
+    await_store(&tollgate);
     let (is_over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let callers: Vec<_> = (0..4)
         .map(|number| {
@@ -57,7 +57,7 @@ fn no_request_fails_while_redis_is_killed_and_comes_back() {
     let during = tollgate.get("/", &[("x-api-key", "another")]);
     assert_eq!((during.status, during.header("x-tollgate-degraded")), (200, "true"));
     redis.restart();
-    wait_until("it is used again", || readiness(&tollgate) == (200, "ready\n".to_owned()));
+    await_store(&tollgate);
     assert_eq!(tollgate.metric("tollgate_store_breakers_open"), 0.0);
     ask_more(200);
     let after = tollgate.get("/", &[("x-api-key", "another")]);
@@ -75,15 +75,13 @@ fn a_gateway_starts_while_redis_is_away_and_uses_it_when_it_comes() {
     let mut redis = RedisServer::start();
     redis.kill();
     let upstream = Upstream::hello();
-    let policy = format!(
-        "store: {{ url: {}, secret: 0123456789abcdef }}\nlimiters: {{ one: {{ rate: 1/h, burst: 50, per: global }} }}\n",
-        redis.url()
-    );
+    let policy =
+        format!("{}limiters: {{ one: {{ rate: 1/h, burst: 50, per: global }} }}\n", patient_store(&redis));
     let tollgate = gateway(&policy, &upstream);
     assert_eq!(tollgate.get("/", &[]).status, 200);
     assert_eq!(readiness(&tollgate).0, 200);
     redis.restart();
-    wait_until("it is used", || readiness(&tollgate).1 == "ready\n");
+    await_store(&tollgate);
     assert_eq!(tollgate.get("/", &[]).status, 200);
     assert_ne!(redis.command(&["DBSIZE"]), ":0\r\n");
 }

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{BINARY, OPEN, command, gateway};
+use common::{BINARY, OPEN, await_store, command, gateway, patient_store};
 use tollgate_testkit::http::{Client, Response, Upstream};
 use tollgate_testkit::http2::{Http2, request};
 use tollgate_testkit::{RedisServer, Tollgate, free_port};
@@ -306,10 +306,10 @@ fn no_secret_of_a_caller_is_in_a_log_a_metric_a_status_or_the_store() {
     let nobody = format!("http://127.0.0.1:{}", free_port());
     let policy = |caller: &str| {
         format!(
-            "identify: {{ caller: [{caller}] }}\ntrusted_proxies: [127.0.0.0/8]\nstore: {{ url: '{}', secret: a-secret-of-ours }}\n\
+            "identify: {{ caller: [{caller}] }}\ntrusted_proxies: [127.0.0.0/8]\n{}\
              limiters: {{ rate: {{ rate: 2/h }}, path: {{ rate: 100/h, per: [caller, ip, path] }} }}\n\
              gateway: {{ access_log: stdout }}\n",
-            redis.url()
+            patient_store(&redis)
         )
     };
     for caller in ["header: x-api-key", "cookie: session", "query: key", "header: authorization", "ip"] {
@@ -317,6 +317,7 @@ fn no_secret_of_a_caller_is_in_a_log_a_metric_a_status_or_the_store() {
             let environment = [("TOLLGATE_LOG", "trace")];
             let tollgate =
                 Tollgate::start_in(BINARY, &policy(caller), &["--upstream", url], &environment, |_| ());
+            await_store(&tollgate);
             send_canaries(&tollgate);
             tollgate.says("\"status\":429");
             assert_no_canary(&tollgate.ask_admin("GET", "/metrics", "").text(), "the metrics");
@@ -379,8 +380,9 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
     let redis = RedisServer::start();
     let upstream = Upstream::hello();
     let limiters = "limiters:\n  rate: { rate: 2/h }\n  busy: { concurrency: 10 }\n  fleet: { fleet: 10, reserve: 20% }\n  worker: { workers: { source: { in_flight: 8 } } }\n";
-    for store in ["memory".to_owned(), redis.url()] {
-        let tollgate = gateway(&format!("trusted_proxies: []\nstore: '{store}'\n{limiters}"), &upstream);
+    for store in ["store: memory\n", &patient_store(&redis)] {
+        let tollgate = gateway(&format!("trusted_proxies: []\n{store}{limiters}"), &upstream);
+        await_store(&tollgate);
         for status in [200, 200, 429] {
             assert_eq!(tollgate.get("/x", &[]).status, status);
         }

@@ -92,14 +92,19 @@ pub(super) enum BrokenOff {
     Http2(#[from] hyper::Error),
 }
 
-/// The body of a request, as it comes from the client.
-pub(super) enum AskingBody {
+/// A body as it comes in, over either HTTP.
+pub(super) enum Coming<B> {
     Empty,
-    Http1(ClientBody),
+    Http1(B),
     Http2(Incoming),
 }
 
-impl Body for AskingBody {
+/// The body of a request, as it comes from the client.
+pub(super) type AskingBody = Coming<ClientBody>;
+/// The body of an answer, as it comes from the server.
+pub(super) type PassedBody = Coming<ServerBody>;
+
+impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
     type Data = Bytes;
     type Error = BrokenOff;
 
@@ -125,41 +130,6 @@ impl Body for AskingBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Empty => SizeHint::with_exact(0),
-            Self::Http1(body) => body.size_hint(),
-            Self::Http2(body) => body.size_hint(),
-        }
-    }
-}
-
-/// The body of an answer, as it comes from the server.
-pub(super) enum PassedBody {
-    Http1(ServerBody),
-    Http2(Incoming),
-}
-
-impl Body for PassedBody {
-    type Data = Bytes;
-    type Error = BrokenOff;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        match self.get_mut() {
-            Self::Http1(body) => Pin::new(body).poll_frame(context),
-            Self::Http2(body) => Pin::new(body).poll_frame(context).map_err(BrokenOff::from),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Http1(body) => body.is_end_stream(),
-            Self::Http2(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
             Self::Http1(body) => body.size_hint(),
             Self::Http2(body) => body.size_hint(),
         }

@@ -10,8 +10,8 @@ use rustls::client::WantsClientCert;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
-use tollgate_testkit::Tollgate;
 use tollgate_testkit::http::{Client, Upstream};
+use tollgate_testkit::{RedisServer, Tollgate, wait_until};
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
@@ -36,6 +36,20 @@ pub(crate) fn trusting(folder: &Path) -> ConfigBuilder<ClientConfig, WantsClient
 /// A gateway in front of a server.
 pub(crate) fn gateway(policy: &str, upstream: &Upstream) -> Tollgate {
     Tollgate::start(BINARY, policy, &["--upstream", &upstream.url()])
+}
+
+/// The `store` of a policy whose decisions are Redis's own, however busy the machine is: at the usual deadline a
+/// call that comes late is decided without it.
+pub(crate) fn patient_store(redis: &RedisServer) -> String {
+    format!("store: {{ url: '{}', secret: 0123456789abcdef, deadline: 10s }}\n", redis.url())
+}
+
+/// Until the store is asked: before that each node decides alone.
+pub(crate) fn await_store(tollgate: &Tollgate) {
+    wait_until("the store is used", || {
+        let answer = tollgate.ask_admin("GET", "/readyz", "");
+        (answer.status, answer.text().as_str()) == (200, "ready\n")
+    });
 }
 
 /// Sends a GET and does not wait for the answer.

@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
@@ -81,9 +80,8 @@ impl<S: Store + 'static> Shared<S> {
     async fn decide(self: &Arc<Self>, facts: &Facts<'_>, now: Timestamp) -> Result<Permit<S>, Refusal> {
         // One policy for the whole decision, whatever is loaded meanwhile.
         let running = self.running.load_full();
-        let given = self.has_tokens.load(Ordering::Acquire).then(|| self.tokens.load());
-        let given_ones = given.as_ref().and_then(|given| given.as_ref());
-        let tokens = given_ones.map_or(&*running.vouching.0, |tokens| &***tokens);
+        let given = self.tokens.load();
+        let tokens = given.as_ref().map_or(&*running.vouching.0, |tokens| &***tokens);
         let mut planned = running.policy.plan(facts, tokens, now);
         match planned.listed {
             Listed::No => {}

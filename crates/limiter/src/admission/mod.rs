@@ -19,7 +19,7 @@ use std::future::Future;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -87,8 +87,6 @@ struct Shared<S> {
     running: ArcSwap<Running>,
     /// Who vouches for tokens, if it is not the policy's own keys.
     tokens: ArcSwapOption<Box<dyn Tokens>>,
-    /// Whether there is somebody.
-    has_tokens: AtomicBool,
     lasting: Lasting,
     reloads: Reloads,
     companion: Mutex<Option<Arc<dyn Companion>>>,
@@ -410,7 +408,6 @@ impl<S: Store + 'static> LimiterBuilder<S> {
         let shared = Arc::new(Shared {
             store: self.store,
             running: ArcSwap::from_pointee(running),
-            has_tokens: AtomicBool::new(self.tokens.is_some()),
             tokens: ArcSwapOption::from_pointee(self.tokens),
             lasting,
             reloads: Reloads::new(self.tried, self.clock.now()),
@@ -469,7 +466,6 @@ impl<S: Store + 'static> Limiter<S> {
     /// Has somebody else vouch for tokens.
     pub fn set_tokens(&self, tokens: impl Tokens + 'static) {
         self.shared.tokens.store(Some(Arc::new(Box::new(tokens))));
-        self.shared.has_tokens.store(true, Ordering::Release);
     }
 
     /// Sets the mode of a limiter by hand, from the next decision on, over what the policy says and over all reloads of it.

@@ -164,6 +164,10 @@ impl MemoryStoreBuilder {
                 Some(seed) => SeedableRandomState::with_seed(seed, SharedSeed::global_fixed()),
                 None => SeedableRandomState::random(),
             },
+            check_hash: match self.seed {
+                Some(seed) => SeedableRandomState::with_seed(!seed, SharedSeed::global_fixed()),
+                None => SeedableRandomState::random(),
+            },
             clock: self.clock,
             latest: AtomicU64::new(0),
             clock_used: AtomicBool::new(false),

@@ -70,6 +70,8 @@ pub struct MemoryStore {
     table: Table,
     shards: Shards,
     hash: SeedableRandomState,
+    /// Of another seed: keys that are alike to the one are not to the other.
+    check_hash: SeedableRandomState,
     clock: AnyClock,
     /// The latest time given by callers who bring their own.
     latest: AtomicU64,
@@ -406,9 +408,7 @@ impl MemoryStore {
     /// A second hash, independent of the first.
     #[inline]
     fn check(&self, key: KeyRef<'_>) -> u64 {
-        let mut hasher = self.hash.build_hasher();
-        hasher.write_u8(key.kind as u8);
-        self.hash_bytes(hasher, key)
+        self.hash_bytes(self.check_hash.build_hasher(), key) ^ KIND_SALT.wrapping_mul(key.kind as u64)
     }
 
     #[inline(always)]

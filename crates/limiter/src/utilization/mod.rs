@@ -173,7 +173,8 @@ impl Gauge {
     /// the difference to the one before.
     ///
     /// `None` means that it cannot be known: the first sample of a difference, a file that is missing or makes no
-    /// sense, a counter that went backwards, a report that is stale. Record nothing then.
+    /// sense, a counter that went backwards, a report that is stale. Record 0 then: what is not known is not too much, and
+    /// what was shed comes back.
     ///
     /// ```
     /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
-use super::decode::{Decoder, Piece};
+use super::decode::Decoder;
 use super::encode::{self, Announced, Encoder};
 use super::head::{self, Length, Scan, Wrong};
 use super::wire::{Stream, Wire};
@@ -284,25 +284,7 @@ impl Body for ServerBody {
         if let Some(error) = exchange.broken_off.take() {
             return Poll::Ready(Some(Err(error)));
         }
-        loop {
-            let piece = exchange.decoder.next(&mut exchange.wire.read);
-            let frame = match piece.map_err(|_| BrokenOff::Malformed)? {
-                Piece::Data(data) => Frame::data(data),
-                Piece::Trailers(trailers) => Frame::trailers(trailers),
-                Piece::End => return Poll::Ready(None),
-                Piece::Awaited => {
-                    if ready!(exchange.wire.poll_fill(context))? > 0 {
-                        continue;
-                    }
-                    if exchange.decoder.is_open() {
-                        exchange.decoder = Decoder::new(Length::Exactly(0));
-                        return Poll::Ready(None);
-                    }
-                    return Poll::Ready(Some(Err(BrokenOff::Closed)));
-                }
-            };
-            return Poll::Ready(Some(Ok(frame)));
-        }
+        exchange.decoder.poll_frame(&mut exchange.wire, context)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -312,7 +294,7 @@ impl Body for ServerBody {
     fn size_hint(&self) -> SizeHint {
         match &self.exchange {
             None => SizeHint::with_exact(0),
-            Some(exchange) => exchange.decoder.exactly().map_or_else(SizeHint::default, SizeHint::with_exact),
+            Some(exchange) => exchange.decoder.size_hint(),
         }
     }
 }

@@ -1,10 +1,15 @@
 //! Bodies as they come in: by length, in chunks, or until the connection ends.
 
+use std::task::{Context, Poll, ready};
+
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
+use http_body::{Frame, SizeHint};
 use memchr::memchr;
 
 use super::head::{self, Length, Scan, Wrong};
+use super::wire::Wire;
+use crate::gateway::body::BrokenOff;
 
 /// Longer lines are no sizes of chunks.
 const LONGEST_SIZE: usize = 256;
@@ -65,9 +70,27 @@ impl Decoder {
         matches!(self.state, State::Length | State::Done).then_some(self.left)
     }
 
-    /// Whether the end of the connection is the end of the body.
-    pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Open)
+    /// The next frame of a body that comes over this connection. None: it has come to its end.
+    pub(super) fn poll_frame(
+        &mut self,
+        wire: &mut Wire,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        loop {
+            match self.next(&mut wire.read).map_err(|_| BrokenOff::Malformed)? {
+                Piece::Data(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Piece::Trailers(trailers) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Piece::End => return Poll::Ready(None),
+                Piece::Awaited if ready!(wire.poll_fill(context))? > 0 => {}
+                Piece::Awaited if matches!(self.state, State::Open) => self.state = State::Done,
+                Piece::Awaited => return Poll::Ready(Some(Err(BrokenOff::Closed))),
+            }
+        }
+    }
+
+    /// How much is left, as those who take it want to know.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.exactly().map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 
     /// Takes the next piece out of what has come.

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::decode::{Decoder, Piece};
+use super::decode::Decoder;
 use super::encode::{self, Announced, Encoder, Manner, Unlike};
 use super::head::{self, Asked, Length, Scan, Wrong};
 use super::wire::Wire;
@@ -369,11 +369,11 @@ impl Connection {
         let read = poll_fn(|context| {
             loop {
                 let mut shared = self.shared.lock();
-                match ready!(shared.poll_piece(context)) {
-                    Ok(Piece::End) => return Poll::Ready(true),
-                    Ok(Piece::Data(data)) if data.len() <= left => left -= data.len(),
-                    Ok(Piece::Trailers(_)) => {}
-                    _ => return Poll::Ready(false),
+                let Some(frame) = ready!(shared.poll_frame(context)) else { return Poll::Ready(true) };
+                let length = frame.map(|frame| frame.data_ref().map_or(0, Bytes::len));
+                match length.ok().and_then(|length| left.checked_sub(length)) {
+                    Some(rest) => left = rest,
+                    None => return Poll::Ready(false),
                 }
             }
         });
@@ -428,16 +428,8 @@ struct Late {
 }
 
 impl Shared {
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Piece, BrokenOff>> {
-        loop {
-            match self.decoder.next(&mut self.wire.read).map_err(|_| BrokenOff::Malformed)? {
-                Piece::Awaited => {}
-                piece => return Poll::Ready(Ok(piece)),
-            }
-            if ready!(self.wire.poll_fill(context))? == 0 {
-                return Poll::Ready(Err(BrokenOff::Closed));
-            }
-        }
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        self.decoder.poll_frame(&mut self.wire, context)
     }
 }
 
@@ -473,19 +465,14 @@ impl Body for ClientBody {
             // Whatever goes wrong here goes wrong with the answer, too.
             let _ = shared.wire.poll_send(context, &mut 0);
         }
-        let piece = ready!(shared.poll_piece(context));
+        let frame = ready!(shared.poll_frame(context));
         body.is_done = shared.decoder.is_done();
         if body.is_done
             && let Some(waker) = shared.waker.take().filter(|waker| !waker.will_wake(context.waker()))
         {
             waker.wake();
         }
-        Poll::Ready(match piece {
-            Ok(Piece::Data(data)) => Some(Ok(Frame::data(data))),
-            Ok(Piece::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
-            Ok(_) => None,
-            Err(error) => Some(Err(error)),
-        })
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -494,8 +481,7 @@ impl Body for ClientBody {
 
     fn size_hint(&self) -> SizeHint {
         let shared = self.shared.lock();
-        let left = shared.decoder.exactly().filter(|_| shared.body == self.number);
-        left.map_or_else(SizeHint::default, SizeHint::with_exact)
+        if shared.body == self.number { shared.decoder.size_hint() } else { SizeHint::default() }
     }
 }
 

@@ -31,9 +31,7 @@ impl Stream {
         };
         agreed == Some(protocol)
     }
-}
 
-impl Stream {
     fn tcp(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,
@@ -235,13 +233,12 @@ impl Wire {
             self.piece_end = self.piece_end.get(some - of_head - of_piece..).unwrap_or_default();
             self.is_kept_back = !matches!(self.stream, Stream::Plain(_));
         }
-        if self.sent > 0 {
-            self.write.clear();
-            self.sent = 0;
-            self.piece = Bytes::new();
-            if self.write.capacity() > KEPT {
-                self.write = Vec::new();
-            }
+        // What was sent is not kept, whoever else has the rest of its buffer.
+        self.piece = Bytes::new();
+        self.write.clear();
+        self.sent = 0;
+        if self.write.capacity() > KEPT {
+            self.write = Vec::new();
         }
         if self.is_kept_back {
             ready!(Pin::new(&mut self.stream).poll_flush(context))?;
