@@ -8,9 +8,7 @@
     reason = "a test that finds nothing fails"
 )]
 
-mod common;
-
-use common::{SECOND, config};
+use crate::common::{SECOND, config};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tollgate_core::Nanos;

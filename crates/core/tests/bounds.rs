@@ -1,12 +1,10 @@
 //! No interval, wherever it begins and however long it is, admits more than its limit promises.
 
-mod common;
-
-use common::{Admitted, Cost, Key, Spec, any_spec, config, queue, schedule, start};
+use crate::common::{Admitted, Cost, Key, Spec, any_spec, config, queue, schedule, start};
 use proptest::prelude::*;
 
 /// Whatever remains, at every call: who tries hardest to get more than allowed.
-fn greedy(calls: &[(common::Gap, Cost)]) -> Vec<(common::Gap, Cost)> {
+fn greedy(calls: &[(crate::common::Gap, Cost)]) -> Vec<(crate::common::Gap, Cost)> {
     calls.iter().map(|&(gap, _)| (gap, Cost::Rest)).collect()
 }
 
@@ -28,7 +26,7 @@ proptest! {
     }
 
     #[test]
-    fn a_log_keeps_its_spacing(spec in common::log(), schedule in schedule()) {
+    fn a_log_keeps_its_spacing(spec in crate::common::log(), schedule in schedule()) {
         let admitted = Key::new(&spec, schedule.start).run(&spec, &schedule.calls);
         for pair in admitted.windows(2) {
             let [before, after] = pair else { continue };
@@ -38,7 +36,7 @@ proptest! {
 
     /// Not even by calls that are refused and count.
     #[test]
-    fn a_log_never_outgrows_its_limit(spec in prop_oneof![common::log(), common::sub_windows()], start in start()) {
+    fn a_log_never_outgrows_its_limit(spec in prop_oneof![crate::common::log(), crate::common::sub_windows()], start in start()) {
         let mut key = Key::new(&spec, start);
         for _ in 0..3 * spec.capacity().min(1000) {
             key.now += 1;

@@ -1,8 +1,6 @@
 //! When a limit changes, what was used stays used: a change is never a fresh burst.
 
-mod common;
-
-use common::{
+use crate::common::{
     Admitted, Key, Spec, any_spec, check_reset, check_retry, config, costs, same_answers, schedule,
     two_of_a_kind,
 };

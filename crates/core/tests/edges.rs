@@ -1,8 +1,6 @@
 //! The edges of arithmetic: the smallest and largest numbers, very long idleness, and very many tiny steps.
 
-mod common;
-
-use common::{HOUR, Key, SECOND, Spec, THIRTY_YEARS, any_spec, config, later, schedule};
+use crate::common::{HOUR, Key, SECOND, Spec, THIRTY_YEARS, any_spec, config, later, schedule};
 use proptest::prelude::*;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::fleet::FleetMode;

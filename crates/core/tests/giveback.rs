@@ -1,8 +1,6 @@
 //! What is given back is never more than was there, and never more than the bound allows.
 
-mod common;
-
-use common::{
+use crate::common::{
     Admitted, Cost, Gap, Key, SECOND, Spec, any_spec, config, cost, gap, same_answers, schedule, start,
 };
 use proptest::prelude::*;
@@ -122,7 +120,7 @@ proptest! {
     /// Where a charge is counted by the instant it was made at, giving it back is as if it had never been made.
     #[test]
     fn what_was_given_back_leaves_no_trace_in_a_window(
-        spec in prop_oneof![common::aligned(), common::two_windows(), common::log(), common::sub_windows()],
+        spec in prop_oneof![crate::common::aligned(), crate::common::two_windows(), crate::common::log(), crate::common::sub_windows()],
         schedule in schedule(),
         which in any::<prop::sample::Index>(),
         gap in gap(),

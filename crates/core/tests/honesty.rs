@@ -1,9 +1,7 @@
 //! What an answer says is true: a refused call succeeds when it was told to come back and not before, what
 //! remains can be taken and no more, and a key is fresh when it was said to be.
 
-mod common;
-
-use common::{Key, any_spec, check_reset, check_retry, config, costs, later, schedule};
+use crate::common::{Key, any_spec, check_reset, check_retry, config, costs, later, schedule};
 use proptest::prelude::*;
 use tollgate_core::Nanos;
 use tollgate_core::limit::Op;

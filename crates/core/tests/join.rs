@@ -1,12 +1,10 @@
 //! Two states joined are at least as strict as each of them, now and at every later instant.
 
-mod common;
-
-use common::{Key, Schedule, any_spec, config, costs, later, same_answers, schedule};
+use crate::common::{Key, Schedule, any_spec, config, costs, later, same_answers, schedule};
 use proptest::prelude::*;
 
 /// Two keys of one limit that have lived through different schedules, at the same instant.
-fn two_keys(spec: &common::Spec, one: &Schedule, other: &Schedule) -> (Key, Key) {
+fn two_keys(spec: &crate::common::Spec, one: &Schedule, other: &Schedule) -> (Key, Key) {
     let other = Schedule { start: one.start, ..other.clone() };
     let (a, b) = (Key::after(spec, one), Key::after(spec, &other));
     let now = a.now.max(b.now);

@@ -1,10 +1,8 @@
 //! Two different keys never meet, however they are composed; one key is found again however it is written.
 
-mod common;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use common::config;
+use crate::common::config;
 use proptest::prelude::*;
 use tollgate_core::key::{Key, KeyRef, encoded};
 

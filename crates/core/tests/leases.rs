@@ -1,8 +1,6 @@
 //! Requests in progress against the plainest model there is: a list of who holds what until when.
 
-mod common;
-
-use common::config;
+use crate::common::config;
 use proptest::prelude::*;
 use tollgate_core::concurrency::{InProgress, LeaseId};
 use tollgate_core::fleet::FleetMode;
@@ -190,7 +188,7 @@ proptest! {
     #[test]
     fn leases_and_fleets_answer_as_a_list_of_holders_would(
         spec in spec(),
-        start in common::start(),
+        start in crate::common::start(),
         acts in acts(),
     ) {
         let mut model = Model { spec, held: Vec::new() };

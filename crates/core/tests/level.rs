@@ -1,8 +1,6 @@
 //! The level of a key is the share of its quota that is in use.
 
-mod common;
-
-use common::{Key, any_spec, config, costs, later, schedule};
+use crate::common::{Key, any_spec, config, costs, later, schedule};
 use proptest::prelude::*;
 
 const FULL: u64 = 1 << 32;
@@ -11,7 +9,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_fresh_key_is_at_zero_and_an_exhausted_one_is_full(spec in any_spec(), start in common::start()) {
+    fn a_fresh_key_is_at_zero_and_an_exhausted_one_is_full(spec in any_spec(), start in crate::common::start()) {
         let mut key = Key::new(&spec, start);
         prop_assert_eq!(key.level(), 0);
         prop_assert!(key.is_idle());

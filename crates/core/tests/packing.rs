@@ -1,8 +1,6 @@
 //! A state that travels in one word decides as the state itself does.
 
-mod common;
-
-use common::{Schedule, Spec, config, costs, later, packed_spec, schedule};
+use crate::common::{Schedule, Spec, config, costs, later, packed_spec, schedule};
 use proptest::prelude::*;
 use tollgate_core::algorithm::{Algorithm, Packed};
 use tollgate_core::limit::{self, Op};
@@ -123,12 +121,12 @@ proptest! {
     }
 
     #[test]
-    fn a_word_of_zero_is_idle_and_fresh(spec in packed_spec(), start in common::start()) {
+    fn a_word_of_zero_is_idle_and_fresh(spec in packed_spec(), start in crate::common::start()) {
         with_packed!(spec, a => check_zero(a, &spec, start)?);
     }
 
     #[test]
-    fn a_word_lasts_for_its_whole_span(spec in packed_spec(), start in common::start()) {
+    fn a_word_lasts_for_its_whole_span(spec in packed_spec(), start in crate::common::start()) {
         with_packed!(spec, a => check_last_instant(a, start)?);
     }
 
@@ -150,7 +148,7 @@ proptest! {
         ] {
             // Shares of a capacity like this would overflow: units and the rest are enough.
             let calls = schedule.calls.iter().map(|&(gap, cost)| match cost {
-                common::Cost::Share(units) => (gap, common::Cost::Units(units.into())),
+                crate::common::Cost::Share(units) => (gap, crate::common::Cost::Units(units.into())),
                 _ => (gap, cost),
             });
             let schedule = Schedule { calls: calls.collect(), ..schedule };

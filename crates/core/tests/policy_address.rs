@@ -3,11 +3,9 @@
 #![cfg(feature = "policy")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use common::config;
+use crate::common::config;
 use ipnet::{IpNet, Ipv6Net};
 use proptest::prelude::*;
 use tollgate_core::policy::Facts;

@@ -3,11 +3,9 @@
 #![cfg(feature = "policy")]
 #![allow(clippy::panic, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::borrow::Cow;
 
-use common::config;
+use crate::common::config;
 use proptest::prelude::*;
 use tollgate_core::policy::path::{PathPattern, normal};
 

@@ -9,12 +9,10 @@
     reason = "a test that cannot set itself up fails"
 )]
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use common::config;
+use crate::common::config;
 use proptest::prelude::*;
 use tollgate_core::Timestamp;
 use tollgate_core::policy::path::normal;

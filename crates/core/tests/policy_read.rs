@@ -8,13 +8,9 @@
     reason = "a test that cannot set itself up fails"
 )]
 
-mod common;
-#[path = "common/told.rs"]
-mod told;
-
-use common::config;
+use crate::common::config;
+use crate::common::told::{check, mistakes};
 use proptest::prelude::*;
-use told::{check, mistakes};
 use tollgate_core::answer::HeaderStyle;
 use tollgate_core::fixed_window::WindowStart;
 use tollgate_core::fleet::FleetMode;

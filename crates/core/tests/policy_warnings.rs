@@ -3,13 +3,9 @@
 #![cfg(feature = "policy")]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 
-mod common;
-#[path = "common/told.rs"]
-mod told;
-
-use common::config;
+use crate::common::config;
+use crate::common::told::{check, warned};
 use proptest::prelude::*;
-use told::{check, warned};
 use tollgate_core::limit::Op;
 use tollgate_core::policy::{Facts, NoTokens, Policy};
 use tollgate_core::{Limit, Nanos, Timestamp};

@@ -1,8 +1,6 @@
 //! Time that goes back never admits more, and never locks out for longer than one refill.
 
-mod common;
-
-use common::{Admitted, Cost, HOUR, Key, any_spec, config, cost, costs};
+use crate::common::{Admitted, Cost, HOUR, Key, any_spec, config, cost, costs};
 use proptest::prelude::*;
 
 /// Steps of a clock that somebody sets, and what is asked after each.

@@ -1,8 +1,6 @@
 //! Several limits answer one call: all or nothing, and the answer is as honest as each of theirs.
 
-mod common;
-
-use common::{Key, any_spec, config, cost, gap};
+use crate::common::{Key, any_spec, config, cost, gap};
 use proptest::prelude::*;
 use tollgate_core::{Nanos, Outcome, Verdict};
 
@@ -41,7 +39,7 @@ proptest! {
     #[test]
     fn a_refused_group_succeeds_when_told_and_not_before(
         specs in prop::collection::vec(any_spec(), 1..4),
-        start in common::start(),
+        start in crate::common::start(),
         calls in prop::collection::vec((gap(), cost()), 1..32),
     ) {
         let mut group: Vec<Key> = specs.iter().map(|spec| Key::new(spec, start)).collect();

@@ -1,8 +1,6 @@
 //! The worker shedder: exact timing, the order of the classes, and no drift.
 
-mod common;
-
-use common::{SECOND, config};
+use crate::common::{SECOND, config};
 use proptest::prelude::*;
 use tollgate_core::worker::{Fraction, PPM, Pressure, Worker, WorkerSettings};
 use tollgate_core::{Nanos, Timestamp};

@@ -7,8 +7,6 @@
     reason = "tests on real sockets"
 )]
 
-mod door;
-
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
@@ -26,7 +24,7 @@ use tollgate::core::store::{Charge, Rule, Store, StoreError};
 use tollgate::{Facts, Limit, Limiter, MemoryStore, Outcome, Timestamp, Tokens, Verdict};
 use tollgate_testkit::cases::{Asked, CASES};
 
-use door::*;
+use crate::door::*;
 
 /// What a caller can tell apart: the status, who refused, and when to come back.
 #[derive(Debug, PartialEq)]

@@ -7,8 +7,6 @@
     reason = "tests on real sockets"
 )]
 
-mod door;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +17,7 @@ use tollgate::{Failsafe, Limiter, Mode};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::RedisServer;
 
-use door::*;
+use crate::door::*;
 
 /// Runs a test on both stores.
 macro_rules! on_both {

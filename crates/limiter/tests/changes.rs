@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use tollgate::core::limit::{Ask, Op};
 use tollgate::core::store::Charge;
 use tollgate::{Key, ManualClock, MemoryStore, Quota, RateLimiter};

@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
-mod common;
-
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use tollgate::core::limit::{Op, State};
 use tollgate::{Limit, ManualClock, MemoryStore, MemoryStoreBuilder, Quota, RateLimiter};
 

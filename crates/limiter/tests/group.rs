@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
-mod common;
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use tollgate::core::limit::{Ask, Op};
 use tollgate::core::store::{Charge, Rule};

@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
-mod common;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use tollgate::core::limit::{Ask, Op};
 use tollgate::{Key, LimitError, ManualClock, MemoryStore, Quota, RateLimiter, Timestamp};
@@ -157,7 +155,7 @@ proptest! {
                     store.redefine(rule, spec.try_limit().unwrap(), now.map(at)).unwrap();
                 }
             }
-            let _ = store.count_in_progress(rule, common::key(KEYS[key]), now.map(at));
+            let _ = store.count_in_progress(rule, crate::common::key(KEYS[key]), now.map(at));
             let _ = store.count_keys(now.map(at));
         }
     }

@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use tollgate::core::limit::Op;
 use tollgate::core::store::Rule;
@@ -144,7 +142,7 @@ fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {
                 let ask = ask(cost.of(&model.limit(rule)), *lease, *critical);
                 let seen = decide(&store, *op, rules[rule], KEYS[*key], ask, time);
                 model.step(*op, rule, KEYS[*key], ask, now, seen.unwrap())?;
-                let held = store.count_in_progress(rules[rule], common::key(KEYS[*key]), time.map(at));
+                let held = store.count_in_progress(rules[rule], crate::common::key(KEYS[*key]), time.map(at));
                 prop_assert_eq!(held.unwrap(), model.in_progress(rule, KEYS[*key], now));
             }
             Step::Many { rule, cost } => {
@@ -161,7 +159,7 @@ fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {
             }
             Step::Forget { rule, key } => {
                 let rule = rule % rules.len();
-                store.forget(rules[rule], common::key(KEYS[*key])).unwrap();
+                store.forget(rules[rule], crate::common::key(KEYS[*key])).unwrap();
                 model.forget(rule, KEYS[*key]);
             }
             Step::Redefine { rule, spec } => {

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use tollgate::{ManualClock, MemoryStore, Quota, RateLimiter, Timestamp};
 
 /// A limiter of two plans, and its clock.

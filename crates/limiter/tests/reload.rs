@@ -3,15 +3,12 @@
 #![cfg(feature = "policy")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
-#[path = "common/folder.rs"]
-mod folder;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use folder::Folder;
+use crate::common::folder::Folder;
 use tollgate::{
     Facts, Limiter, LimiterBuilder, ManualClock, MemoryStore, Permit, Policy, PolicyFile, Timestamp,
 };

@@ -3,15 +3,11 @@
 #![cfg(feature = "jwt")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
-mod common;
-#[path = "common/folder.rs"]
-mod folder;
-
 use std::time::Duration;
 
+use crate::common::folder::Folder;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use folder::Folder;
 use proptest::prelude::*;
 use ring::rand::SystemRandom;
 use ring::rsa::{KeyPairComponents, PublicKeyComponents};
@@ -703,7 +699,7 @@ fn garbage() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(common::config(2000))]
+    #![proptest_config(crate::common::config(2000))]
 
     #[test]
     fn garbage_is_never_believed_and_never_panics(token in garbage(), prefix in "(Bearer ?|bearer )?") {
@@ -747,7 +743,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(common::config(200))]
+    #![proptest_config(crate::common::config(200))]
 
     #[test]
     fn keys_of_garbage_never_panic(bytes in any::<Vec<u8>>(), tag in "(PUBLIC KEY|RSA PUBLIC KEY|CERTIFICATE|X)") {

@@ -4,15 +4,13 @@
 #![cfg(feature = "policy")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
-mod common;
-
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use tollgate::utilization::{Gauge, Source};
 use tollgate::{Clock, ManualClock, Nanos, Timestamp, WorkerShedder};

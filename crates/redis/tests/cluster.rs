@@ -7,8 +7,6 @@
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +25,7 @@ use tollgate_core::{Limit, Nanos, Timestamp};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::{Cluster, Flavour, RedisServer};
 
-use common::*;
+use crate::common::*;
 
 fn key(bytes: &[u8]) -> KeyRef<'_> {
     KeyRef { kind: Kind::Bytes, bytes }

@@ -61,7 +61,14 @@ async fn two_processes_admit_exactly_the_limit_by_every_algorithm() {
     let children: Vec<_> = (0..2)
         .map(|_| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "one_of_two_processes", "--ignored", "--nocapture", "--test-threads", "1"])
+                .args([
+                    "--exact",
+                    "exactness::one_of_two_processes",
+                    "--ignored",
+                    "--nocapture",
+                    "--test-threads",
+                    "1",
+                ])
                 .env(URL, server.url())
                 .stdout(Stdio::piped())
                 .spawn()

@@ -7,8 +7,6 @@
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
-mod common;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -21,7 +19,7 @@ use tollgate_core::store::{Charge, Rule, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::{Flavour, Proxy, RedisServer, Sentinel};
 
-use common::*;
+use crate::common::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_absent_at_the_start_is_done_without_and_found_when_it_comes() {

@@ -9,8 +9,6 @@
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +18,7 @@ use tollgate_core::store::{Charge, Store};
 use tollgate_redis::{BuildError, RedisStore};
 use tollgate_testkit::{Cluster, Flavour, Proxy, RedisServer, Sentinel, TlsServer};
 
-use common::*;
+use crate::common::*;
 
 /// What is said of an address under which no store can be had. Limits are kept all the same.
 async fn problem(address: &str) -> String {

@@ -3,7 +3,10 @@
 //! A [`Spec`] says in plain numbers what a limit is made of. What it promises is computed from those numbers
 //! and from a list of admitted calls alone, never by the code under test.
 
-#![allow(dead_code)] // every test binary uses a part of this
+#![allow(dead_code)] // some is for some features only
+
+#[cfg(feature = "policy")]
+pub(crate) mod told;
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;

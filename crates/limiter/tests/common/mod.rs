@@ -1,8 +1,10 @@
 //! What the tests of the store share: limits of every kind in three numbers, what each kind promises, and the
 //! sequential model that the store must equal.
 
-#![allow(dead_code)] // every test binary uses a part of this
+#![allow(dead_code)] // some is for some features only
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
+pub(crate) mod folder;
 
 use std::collections::HashMap;
 

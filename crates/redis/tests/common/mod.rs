@@ -2,8 +2,12 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
     clippy::indexing_slicing,
-    reason = "each test binary uses some of it, and it is all for tests"
+    clippy::disallowed_methods,
+    reason = "a test that cannot set itself up fails, and real servers live in real time"
 )]
 
 use std::sync::Arc;
