@@ -2,11 +2,10 @@
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run test bench bench-redis bench-admit bench-gateway soak instructions loom deny fmt \
-	setup format clippy unit docs conformance bench-check optional
+	setup format clippy unit docs bench-check optional
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-VECTORS := crates/daemon/tests/vectors
 HAVE_DENY := $(CARGO) deny --version >/dev/null 2>&1
 HAVE_VALGRIND := command -v valgrind >/dev/null 2>&1
 heading = @printf '\n== %s\n' "$(strip $(1))"
@@ -17,7 +16,7 @@ help: ## this list
 run: ## the four limiters at work in the terminal
 	$(CARGO) run --release
 
-test: setup format clippy unit docs loom bench-check conformance optional ## everything that has to pass
+test: setup format clippy unit docs loom bench-check optional ## everything that has to pass
 	@skipped=; $(HAVE_DENY) || skipped="$$skipped dependencies"; $(HAVE_VALGRIND) || skipped="$$skipped instructions"; \
 	printf '\nmake test: passed%s\n' "$${skipped:+, skipped:$$skipped}"
 
@@ -39,7 +38,7 @@ SOAK_SECONDS ?= 600
 soak: setup ## minutes of mixed traffic while Redis restarts; SOAK_SECONDS=180 for less
 	$(CARGO) build --release
 	SOAK_BINARY=$(abspath $(TARGET))/release/tollgate SOAK_SECONDS=$(SOAK_SECONDS) \
-		$(CARGO) test -p tollgate-daemon --all-features --test soak -- --ignored --nocapture
+		$(CARGO) test -p tollgate-daemon --all-features --test tests soak:: -- --ignored --nocapture
 
 instructions: ## instructions per decision against docs/instructions.tsv
 	$(call heading, instructions per decision)
@@ -83,11 +82,6 @@ docs:
 bench-check:
 	$(call heading, benchmarks compile)
 	$(CARGO) check --manifest-path bench/Cargo.toml
-
-conformance:
-	$(call heading, conformance)
-	$(CARGO) run --profile test -q -p tollgate-daemon -- conformance $(VECTORS)
-	$(CARGO) run --profile test -q -p tollgate-daemon -- conformance $(VECTORS)/us
 
 # Their tools cannot be had everywhere (scripts/setup.sh tries): these steps run where the
 # tool is, and say so where it is not.

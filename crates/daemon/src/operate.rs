@@ -18,7 +18,7 @@ use crate::settings;
 #[derive(Args, Clone, Debug)]
 pub struct Instance {
     /// The admin door of the instance
-    #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:8083")]
+    #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS", default_value = settings::USUAL_ADMIN)]
     admin: String,
     /// The token of that door
     #[arg(long, env = "TOLLGATE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
@@ -44,7 +44,7 @@ impl Instance {
     }
 
     async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
-        let address = settings::address("--admin", self.admin.trim(), "127.0.0.1:8083")
+        let address = settings::address("--admin", self.admin.trim(), settings::USUAL_ADMIN)
             .map_err(|error| anyhow::anyhow!("{error}"))?;
         let asked = async {
             let stream = TcpStream::connect(address).await.with_context(|| {

@@ -15,7 +15,7 @@ use tollgate_core::policy::{StoreChoice, Upstream};
 use crate::access_log::AccessLog;
 use crate::admin::{self, Admin};
 use crate::gateway::{self, Certificates, Gateway};
-use crate::settings::{self, Door, RunArguments};
+use crate::settings::{self, Door, RunArguments, USUAL_ADMIN};
 use crate::store::AnyStore;
 use crate::systemd::{self, Inherited};
 use crate::{demo_api, upstreams_watch};
@@ -130,12 +130,18 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         "--admin",
         arguments.admin.as_deref(),
         policy.admin_listen(),
-        "127.0.0.1:8083",
+        USUAL_ADMIN,
     )?
     .opened_by(inherited.admin.as_ref())?;
     admin::check(&admin_door, arguments.token.as_deref())?;
     if gateway_door.address.is_none() && admin_door.address.is_none() {
         anyhow::bail!("both doors are off: there is nothing to do. Open one with --gateway or --admin");
+    }
+    let one = gateway_door.address.filter(|one| one.port() != 0 && admin_door.address == Some(*one));
+    if let Some(gateway) = one {
+        anyhow::bail!(
+            "the gateway and the admin door cannot both listen at {gateway}: move one with --gateway ADDRESS or --admin ADDRESS"
+        );
     }
     if let Err(problem) = check_upstreams(&policy, gateway_door.address) {
         match &started.wrong {
@@ -407,7 +413,9 @@ impl Told<'_> {
         }
         match self.admin.address {
             Some(address) => {
-                writeln!(out, "  admin     http://{address}/metrics, /readyz; `tollgate status`")?
+                let is_usual = address.to_string() == USUAL_ADMIN;
+                let flag = if is_usual { String::new() } else { format!(" --admin {address}") };
+                writeln!(out, "  admin     http://{address}/metrics, /readyz; `tollgate status{flag}`")?
             }
             None => writeln!(out, "  admin     off")?,
         }

@@ -7,6 +7,9 @@ use anyhow::bail;
 use clap::Args;
 use tollgate_core::policy::{Server, address_in_url, parse_address, parse_server};
 
+/// Where the admin door is when nobody says where.
+pub(crate) const USUAL_ADMIN: &str = "127.0.0.1:8083";
+
 /// Flags of `tollgate run`, and variables of the environment for each of them.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RunArguments {

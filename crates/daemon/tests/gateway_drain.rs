@@ -2,12 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 #![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
-mod common;
-
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use common::{BINARY, OPEN, begin, gateway};
+use crate::common::{BINARY, OPEN, begin, gateway};
 use tollgate_testkit::http::{Client, Gate, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
 

@@ -7,14 +7,12 @@
     reason = "a test that cannot set itself up fails"
 )]
 
-mod common;
-
 use std::io::Write;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{BINARY, OPEN};
+use crate::common::{BINARY, OPEN};
 use tollgate_testkit::http::{Gate, Upstream};
 use tollgate_testkit::http2::{Frame, Http2, headers, kind, request};
 use tollgate_testkit::{Tollgate, wait_until};

@@ -5,14 +5,12 @@
     reason = "tests on real sockets, which live in real time"
 )]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{BINARY, OPEN, gateway};
+use crate::common::{BINARY, OPEN, gateway};
 use tollgate_testkit::http::{Client, Gate, Upstream, reset_when_closed};
 use tollgate_testkit::{Tollgate, wait_until};
 

@@ -1,14 +1,12 @@
 //! HTTP/2 through the gateway: without TLS, by prior knowledge; and gRPC to a real server behind it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use crate::common::{BINARY, OPEN, gateway, pattern};
 use bytes::Bytes;
-use common::{BINARY, OPEN, gateway, pattern};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::Incoming;

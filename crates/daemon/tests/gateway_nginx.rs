@@ -1,12 +1,10 @@
 //! nginx behind the gateway: a server that was not written to suit it.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::collections::HashSet;
 use std::fs;
 
-use common::{BINARY, OPEN};
+use crate::common::{BINARY, OPEN};
 use tollgate_testkit::http2::{Http2, Outcome};
 use tollgate_testkit::{Nginx, Tollgate, wait_until};
 

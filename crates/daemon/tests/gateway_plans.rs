@@ -3,14 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 #![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
-mod common;
-
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use common::{BINARY, begin, gateway};
+use crate::common::{BINARY, begin, gateway};
 use serde_json::Value;
 use tollgate_testkit::http::{Client, Gate, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
@@ -213,6 +211,18 @@ fn a_service_that_tells_its_load_sheds_class_by_class_and_recovers() {
         shed(&tollgate) == [0.0; 4]
     });
     assert_eq!(asked(&tollgate), [200; 4]);
+}
+
+#[test]
+fn a_service_that_tells_its_load_in_words_that_nobody_knows_is_told_of_once() {
+    let upstream = Upstream::start(|_, stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nx-load: 83\r\ncontent-length: 0\r\n\r\n").is_ok()
+    });
+    let tollgate = gateway(&shedding("{ response_header: x-load }"), &upstream);
+    assert_eq!(asked(&tollgate), [200; 4]);
+    tollgate.says("\"83\" is no utilization, and nothing is shed for it: the service should say 0.83 or 83%");
+    assert_eq!(asked(&tollgate), [200; 4]);
+    assert_eq!(tollgate.said().iter().filter(|line| line.contains("is no utilization")).count(), 1);
 }
 
 #[test]

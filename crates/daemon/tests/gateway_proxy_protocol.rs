@@ -1,8 +1,6 @@
 //! The PROXY protocol: a proxy that is trusted says for whom it speaks, and nobody else does.
 
-mod common;
-
-use common::gateway;
+use crate::common::gateway;
 use tollgate_testkit::Tollgate;
 use tollgate_testkit::http::Upstream;
 
@@ -72,6 +70,7 @@ fn a_trusted_proxy_that_says_nothing_is_not_served() {
         assert!(client.try_read(false).is_err());
     }
     assert!(upstream.received().is_empty());
+    tollgate.says("a connection began with no PROXY protocol and was closed");
 }
 
 #[test]

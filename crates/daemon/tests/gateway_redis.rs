@@ -1,12 +1,10 @@
 //! A shared store that goes away while requests come: nobody is answered worse for it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use common::{await_store, gateway, patient_store};
+use crate::common::{await_store, gateway, patient_store};
 use tollgate_testkit::http::{Client, Upstream};
 use tollgate_testkit::{RedisServer, Tollgate, wait_until};
 

@@ -2,13 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 #![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BINARY, gateway};
+use crate::common::{BINARY, gateway};
 use serde_json::Value;
 use tollgate_testkit::http::{Client, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
@@ -45,7 +43,7 @@ fn a_file_that_is_of_no_use_leaves_everything_as_it_was() {
     assert_eq!(reloads(&tollgate).1, 1);
     assert_eq!(tollgate.get("/", &[]).status, 200);
     assert_eq!(tollgate.get("/", &[]).status, 429);
-    let (shown, code) = common::command(&["status", "--admin", &tollgate.admin.to_string()]);
+    let (shown, code) = crate::common::command(&["status", "--admin", &tollgate.admin.to_string()]);
     assert!(
         shown.contains("THE POLICY FILE WAS NOT LOADED") && shown.contains("tollgate.yaml:1:"),
         "{shown}"
@@ -121,7 +119,7 @@ fn the_patience_of_the_end_is_that_of_the_last_policy() {
     let upstream = Upstream::by_hand(|_, mut client| assert!(client.is_closed(Duration::from_secs(60))));
     let policy = |time: &str| format!("gateway: {{ timeouts: {{ drain: {time} }} }}\nlimiters: {{}}\n");
     let mut tollgate = gateway(&policy("1h"), &upstream);
-    let _waiting = common::begin(&tollgate, "/", &[]);
+    let _waiting = crate::common::begin(&tollgate, "/", &[]);
     wait_until("the server has it", || upstream.received().len() == 1);
     tollgate.write_policy(&policy("100ms"));
     wait_until("it is loaded", || reloads(&tollgate).0 > 0);

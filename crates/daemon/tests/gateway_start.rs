@@ -1,14 +1,12 @@
 //! How a gateway starts: who is asked first, and what is said when it cannot.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use common::{BINARY, OPEN, gateway};
+use crate::common::{BINARY, OPEN, gateway};
 use tollgate_testkit::http::Upstream;
 use tollgate_testkit::{Tollgate, free_port};
 
@@ -98,6 +96,7 @@ fn flags_that_make_no_sense_are_told_what_would() {
             &["--admin", "http://localhost:8083/metrics"],
             "--admin \"http://localhost:8083/metrics\" is a URL, and no address: write --admin localhost:8083, or --admin off",
         ),
+        (&["--admin", &gateway], "the gateway and the admin door cannot both listen at"),
         (&["--upstream", "localhost:9000"], "write http://localhost:9000"),
         (&["--upstream", "http://localhost:9000/api"], "so write http://localhost:9000"),
         (&["--upstream", &own], "is the gateway itself"),

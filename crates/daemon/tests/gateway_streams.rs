@@ -1,13 +1,11 @@
 //! Bodies through the gateway: nothing is held back, nothing is lost, nothing is added.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::io::Write;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{OPEN, begin, gateway, pattern};
+use crate::common::{OPEN, begin, gateway, pattern};
 use tollgate_testkit::http::{Gate, Received, Upstream};
 use tollgate_testkit::{Tollgate, wait_until};
 
@@ -224,7 +222,8 @@ fn a_client_that_does_not_read_fills_no_memory() {
 #[test]
 fn connections_with_the_server_are_used_again() {
     let upstream = Upstream::hello();
-    let tollgate = Tollgate::start(common::BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
+    let tollgate =
+        Tollgate::start(crate::common::BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
     let mut client = tollgate.client();
     for _ in 0..200 {
         assert_eq!(client.get("/", &[]).text(), "hello");
@@ -248,7 +247,8 @@ fn pipelined_requests_are_answered_in_order() {
             .write_all(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{path}", path.len()).as_bytes())
             .is_ok()
     });
-    let tollgate = Tollgate::start(common::BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
+    let tollgate =
+        Tollgate::start(crate::common::BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
     let mut client = tollgate.client();
     let requests: String = (0..100)
         .map(|number| match number % 2 {

@@ -1,9 +1,7 @@
 //! `tollgate switch` and `tollgate status` with a gateway at work.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
-use common::{command, gateway};
+use crate::common::{command, gateway};
 use tollgate_testkit::http::Upstream;
 use tollgate_testkit::{Tollgate, free_port};
 
@@ -89,7 +87,7 @@ fn what_cannot_be_switched_is_told() {
 fn who_has_not_the_token_switches_nothing() {
     let upstream = Upstream::hello();
     let flags = ["--upstream", &upstream.url(), "--token", "the-right-token"];
-    let tollgate = Tollgate::start(common::BINARY, POLICY, &flags);
+    let tollgate = Tollgate::start(crate::common::BINARY, POLICY, &flags);
     for words in [&["one", "off"][..], &["one", "off", "--token", "the-wrong-token"]] {
         let (said, code) = switch(&tollgate, words);
         assert!(said.contains("wants its token: say --token, or set TOLLGATE_TOKEN"), "{said}");

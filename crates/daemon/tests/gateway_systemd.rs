@@ -1,15 +1,13 @@
 //! What a service manager hands over and is told.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{BINARY, OPEN};
+use crate::common::{BINARY, OPEN};
 use tollgate_testkit::http::{Client, Upstream};
 use tollgate_testkit::{Tollgate, free_port, wait_until};
 

@@ -1,16 +1,14 @@
 //! TLS on both sides of the gateway: with clients, by certificates if need be, and with servers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::convert::Infallible;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::{BINARY, OPEN, pattern, trusting};
 use bytes::Bytes;
-use common::{BINARY, OPEN, pattern, trusting};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Collected, Empty, Full};
 use hyper::body::Incoming;
@@ -261,6 +259,31 @@ async fn servers_show_a_certificate_of_the_authority_that_their_upstream_names()
     std::fs::copy(folder.join("ca.pem"), tollgate.folder().join("ca.pem")).unwrap();
     tollgate.says("the policy was loaded");
     assert_eq!(ask_plainly(&tollgate, &[]).await, (200, "HTTP/1.1".to_owned()));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_has_signed_its_own_certificate_is_trusted_if_the_policy_has_that_certificate() {
+    let folder = std::env::temp_dir().join(format!("tollgate-test-{}-itself", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (host, status) in [("localhost", 200), ("127.0.0.2", 502)] {
+        Certificates::write_self_signed(&folder, "server");
+        let server = secure_server(&folder, &["http/1.1"]).await.port();
+        let policy = format!(
+            "gateway: {{ upstreams: {{ all: {{ servers: 'https://{host}:{server}', ca: ca.pem }} }} }}\nlimiters: {{}}\n"
+        );
+        let start = |ca: &Path| {
+            Tollgate::start_in(BINARY, &policy, &[], &[], |own| {
+                std::fs::copy(ca, own.join("ca.pem")).unwrap();
+            })
+        };
+        let tollgate = start(&folder.join("server.pem"));
+        assert_eq!(ask_plainly(&tollgate, &[]).await.0, status, "{host}");
+        // Another one of the same name is another.
+        Certificates::write_self_signed(&folder, "other");
+        let tollgate = start(&folder.join("other.pem"));
+        assert_eq!(ask_plainly(&tollgate, &[]).await.0, 502);
+    }
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

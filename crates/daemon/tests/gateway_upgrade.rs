@@ -1,8 +1,6 @@
 //! Connections that change their protocol, as those of WebSocket do.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -10,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{OPEN, gateway, pattern, trusting};
+use crate::common::{OPEN, gateway, pattern, trusting};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 use serde_json::Value;
@@ -128,7 +126,7 @@ fn a_tunnel_in_which_nobody_speaks_is_closed() {
 fn an_upgrade_is_one_request_in_the_log() {
     let upstream = echo();
     let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
-    let tollgate = Tollgate::start(common::BINARY, OPEN, &flags);
+    let tollgate = Tollgate::start(crate::common::BINARY, OPEN, &flags);
     drop(upgraded(&tollgate));
     assert_eq!(tollgate.get("/after", &[]).status, 200);
     let lines = || std::fs::read_to_string(tollgate.folder().join("access.log")).unwrap();
@@ -147,7 +145,7 @@ fn secure_gateway(upstream: &Upstream, idle: &str) -> Tollgate {
     let policy = format!(
         "gateway: {{ tls: {{ certificate: server.pem, key: server.key }}, timeouts: {{ idle: {idle} }} }}\nlimiters: {{ few: {{ concurrency: 100, per: global }} }}\n"
     );
-    Tollgate::start_in(common::BINARY, &policy, &["--upstream", &upstream.url()], &[], |folder| {
+    Tollgate::start_in(crate::common::BINARY, &policy, &["--upstream", &upstream.url()], &[], |folder| {
         Certificates::write(folder);
     })
 }

@@ -1,14 +1,12 @@
 //! Whom requests are passed on to: by path and host, in turn, and past servers that are ill or gone.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 
-mod common;
-
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{BINARY, OPEN};
+use crate::common::{BINARY, OPEN};
 use serde_json::Value;
 use tollgate_testkit::http::Upstream;
 use tollgate_testkit::{Tollgate, free_port, wait_until};
@@ -119,7 +117,7 @@ fn a_server_that_closes_connections_between_requests_costs_nobody_an_answer() {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello");
         false
     });
-    let tollgate = common::gateway(OPEN, &upstream);
+    let tollgate = crate::common::gateway(OPEN, &upstream);
     let mut client = tollgate.client();
     for _ in 0..100 {
         assert_eq!(client.get("/", &[]).text(), "hello");
@@ -129,7 +127,7 @@ fn a_server_that_closes_connections_between_requests_costs_nobody_an_answer() {
 #[test]
 fn a_server_that_breaks_off_is_a_bad_gateway_and_is_asked_once() {
     let upstream = Upstream::start(|_, _| false);
-    let tollgate = common::gateway(OPEN, &upstream);
+    let tollgate = crate::common::gateway(OPEN, &upstream);
     assert_eq!(tollgate.client().ask("POST", "/", &[], b"once").status, 502);
     assert_eq!(upstream.received().len(), 1);
 }

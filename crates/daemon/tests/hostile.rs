@@ -491,6 +491,8 @@ fn what_an_unknown_peer_says_of_its_address_is_neither_believed_nor_passed_on() 
         ("x-forwarded-proto", "gopher"),
         ("x-forwarded-port", "1"),
         ("true-client-ip", "1.1.1.1"),
+        ("cf-connecting-ip", "1.1.1.1"),
+        ("fly-client-ip", "1.1.1.1"),
         // Servers that know headers as variables of an environment take these for the ones with hyphens.
         ("x_forwarded_for", "1.1.1.1"),
         ("X_Forwarded-For", "1.1.1.1"),
@@ -508,7 +510,7 @@ fn what_an_unknown_peer_says_of_its_address_is_neither_believed_nor_passed_on() 
         assert_eq!(received.header("x-real-ip"), ["127.0.0.1"]);
         assert_eq!(received.header("x-forwarded-proto"), ["http"]);
         assert_eq!(received.header("x-forwarded-host"), [tollgate.gateway.to_string()]);
-        for name in ["forwarded", "x-forwarded-port", "true-client-ip"] {
+        for name in ["forwarded", "x-forwarded-port", "true-client-ip", "cf-connecting-ip", "fly-client-ip"] {
             assert_eq!(received.header(name), [""; 0], "{name}");
         }
         assert!(received.headers.iter().all(|(name, _)| !name.contains('_')), "{received:?}");

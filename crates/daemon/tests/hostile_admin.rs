@@ -7,13 +7,11 @@
     reason = "tests on real sockets, which live in real time"
 )]
 
-mod common;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{BINARY, OPEN, await_store, command, gateway, patient_store};
+use crate::common::{BINARY, OPEN, await_store, command, gateway, patient_store};
 use tollgate_testkit::http::{Client, Response, Upstream};
 use tollgate_testkit::http2::{Http2, request};
 use tollgate_testkit::{RedisServer, Tollgate, free_port};

@@ -212,7 +212,7 @@ fn heads_that_are_no_http_end_their_stream_and_never_reach_the_server() {
             fields.push((what, [request("GET", "/bad"), vec![field]].concat()));
         }
         let without = |name| request("GET", "/bad").into_iter().filter(|(known, _)| *known != name).collect();
-        for name in [":method", ":scheme", ":path"] {
+        for name in [":method", ":scheme", ":path", ":authority"] {
             fields.push((name, without(name)));
         }
         let with = |name: &'static str, value: &'static str| {
@@ -226,6 +226,7 @@ fn heads_that_are_no_http_end_their_stream_and_never_reach_the_server() {
         fields.push(("no slash before the path", with(":path", "bad")));
         fields.push(("an empty path", with(":path", "")));
         fields.push(("a line end in the host", with(":authority", "a\r\nx: y")));
+        fields.push(("a scheme that is none of ours", with(":scheme", "ftp")));
         fields.push(("a user before the host", with(":authority", "user@test")));
         fields.push(("a path behind the host", with(":authority", "test/bad")));
         fields.push(("a method of two words", with(":method", "GET /x")));

@@ -8,16 +8,15 @@
     reason = "tests on real sockets, which live in real time"
 )]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BINARY, gateway};
-use tollgate_testkit::http::{Client, Received, Upstream, reset_when_closed};
-use tollgate_testkit::http2::{Http2, Outcome};
+use crate::common::{BINARY, OPEN, gateway};
+use tollgate_testkit::http::{Client, Gate, Received, Upstream, reset_when_closed};
+use tollgate_testkit::http2::{Http2, Outcome, request};
 use tollgate_testkit::{Tollgate, free_port};
 
 /// One request at a time: a permit that does not come back, or comes back twice, is seen by whoever is next.
@@ -320,17 +319,87 @@ fn clients_that_go_away_give_their_permits_back() {
     tollgate.comes_to("tollgate_upstream_requests_in_flight{upstream=\"default\"}", 0.0);
 }
 
+/// A gateway that is started with this limit of open files.
+fn with_files(ulimit: &str, policy: &str, upstream: &Upstream) -> Tollgate {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("tollgate-few-files-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = folder.join("tollgate");
+    std::fs::write(&script, format!("#!/bin/sh\nulimit {ulimit}\nexec {BINARY} \"$@\"\n")).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let flags = ["--upstream", &upstream.url(), "--threads", "2"];
+    let tollgate = Tollgate::start(script.to_str().unwrap(), policy, &flags);
+    std::fs::remove_dir_all(folder).unwrap();
+    tollgate
+}
+
+#[test]
+fn a_gateway_raises_its_limit_of_files_as_far_as_it_may() {
+    let upstream = Upstream::hello();
+    let few = with_files("-n 64", OPEN, &upstream).metric("tollgate_connections_max");
+    let more = with_files("-S -n 64", OPEN, &upstream).metric("tollgate_connections_max");
+    assert!(few < more, "{few}, {more}");
+}
+
+#[test]
+fn clients_leave_files_for_connections_with_servers() {
+    let upstream = Upstream::hello();
+    let tollgate = with_files("-n 64", "limiters: {}\ngateway: { timeouts: { body: 1s } }\n", &upstream);
+    let most = tollgate.metric("tollgate_connections_max");
+    assert_eq!(most, 12.0);
+    // Each keeps its connection: later ones have room because those that nobody uses are closed.
+    let mut crowd: Vec<Client> = (0..30).map(|_| tollgate.client()).collect();
+    for client in &mut crowd {
+        client.send("GET /x HTTP/1.1\r\nhost: a\r\n\r\n");
+    }
+    for client in &mut crowd {
+        assert_eq!(client.read().status, 200);
+    }
+    tollgate.says("there are 12 connections, and no more are taken until some have ended");
+    assert_eq!(tollgate.metric("tollgate_connections_not_accepted_total"), 0.0);
+    assert_eq!(tollgate.metric("tollgate_upstream_failures_total"), 0.0);
+}
+
+#[test]
+fn no_files_for_a_server_are_not_its_fault() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let upstream = Upstream::start(move |_, stream| {
+        held.pass();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").is_ok()
+    });
+    let tollgate = with_files("-n 64", OPEN, &upstream);
+    // One client with more requests than there are files.
+    let mut client = Http2::connect(tollgate.gateway);
+    let streams: Vec<u32> = (0..100).map(|number| number * 2 + 1).collect();
+    for stream in &streams {
+        client.ask(*stream, &request("GET", "/x"), true);
+    }
+    tollgate.says("no more files can be opened, and so no connections with servers");
+    let mut late = tollgate.client();
+    tollgate.says("no connection can be accepted");
+    gate.let_through(1000);
+    let answers = streams.iter().map(|stream| match client.outcome(*stream) {
+        Outcome::Answer { status, .. } => status,
+        outcome => panic!("{outcome:?}"),
+    });
+    let (well, ill): (Vec<u16>, Vec<u16>) = answers.partition(|status| *status == 200);
+    assert!(
+        well.len() >= 10 && ill.len() >= 30 && ill.iter().all(|status| *status == 502),
+        "{well:?} {ill:?}"
+    );
+    assert!(!tollgate.said().iter().any(|line| line.contains("cannot be reached")));
+    assert_eq!(late.get("/x", &[]).status, 200);
+    assert!(tollgate.metric("tollgate_connections_not_accepted_total") > 0.0);
+}
+
 #[test]
 fn a_gateway_that_runs_out_of_files_takes_connections_again_when_there_are_some() {
     let upstream = Upstream::hello();
-    let folder = std::env::temp_dir().join(format!("tollgate-few-files-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let script = folder.join("tollgate");
-    std::fs::write(&script, format!("#!/bin/sh\nulimit -n 64\nexec {BINARY} \"$@\"\n")).unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let tollgate = Tollgate::start(script.to_str().unwrap(), ONE, &["--upstream", &upstream.url()]);
+    let tollgate = with_files("-n 64", ONE, &upstream);
     let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(tollgate.gateway).unwrap()).collect();
-    tollgate.says("no connection can be accepted");
+    tollgate.says("no more are taken until some have ended");
     drop(crowd);
     let begun = Instant::now();
     let passes = || Client::try_connect(tollgate.gateway).and_then(|mut client| client.try_get("/x", &[]));
@@ -338,6 +407,4 @@ fn a_gateway_that_runs_out_of_files_takes_connections_again_when_there_are_some(
         assert!(begun.elapsed() < Duration::from_secs(20), "nobody is served");
     }
     tollgate.comes_to_rest();
-    assert!(tollgate.metric("tollgate_connections_not_accepted_total") > 0.0);
-    std::fs::remove_dir_all(folder).unwrap();
 }

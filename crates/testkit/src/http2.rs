@@ -1,5 +1,6 @@
 //! HTTP/2 by hand, for tests that send what no client would: single frames, in any order.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -91,6 +92,8 @@ pub struct Http2 {
     rest: Vec<u8>,
     /// What a GOAWAY has said.
     goaway: Option<u32>,
+    /// Frames of streams that nobody has asked for yet.
+    kept: VecDeque<Frame>,
 }
 
 impl Http2 {
@@ -123,7 +126,7 @@ impl Http2 {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Self { stream, rest: Vec::new(), goaway: None }
+        Self { stream, rest: Vec::new(), goaway: None, kept: VecDeque::new() }
     }
 
     fn settle(&mut self, settings: &[(u16, u32)]) {
@@ -185,16 +188,20 @@ impl Http2 {
         Ok(frame)
     }
 
-    /// Reads until a stream has ended. Windows are kept open.
+    /// Reads until a stream has ended. Windows are kept open, and what comes of other streams is kept for whoever asks.
     pub fn outcome(&mut self, stream: u32) -> Outcome {
         let (mut status, mut body) = (0, Vec::new());
         loop {
-            let frame = match self.frame() {
+            let kept = self.kept.iter().position(|frame| frame.stream == stream);
+            let frame = match kept.and_then(|at| self.kept.remove(at)).map_or_else(|| self.frame(), Ok) {
                 Ok(frame) => frame,
                 Err(error) if is_late(&error) => panic!("stream {stream} has neither an answer nor an end"),
                 Err(_) => return Outcome::Closed(self.goaway),
             };
             if frame.stream != stream {
+                if frame.stream > 0 {
+                    self.kept.push_back(frame);
+                }
                 continue;
             }
             match frame.kind {

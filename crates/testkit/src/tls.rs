@@ -99,6 +99,17 @@ impl Certificates {
         Self { authority }
     }
 
+    /// Writes one for a server that has signed it itself, in the way in which openssl does it: as an authority.
+    pub fn write_self_signed(dir: &Path, name: &str) {
+        let mut wish =
+            CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("plain names");
+        wish.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = wish.self_signed(&key).expect("a certificate");
+        fs::write(dir.join(format!("{name}.pem")), certificate.pem()).expect("a file for the certificate");
+        fs::write(dir.join(format!("{name}.key")), key.serialize_pem()).expect("a file for the key");
+    }
+
     /// Writes another one for a client, by whose name alone it is known.
     pub fn write_client(&self, dir: &Path, name: &str) {
         let mut wish = CertificateParams::default();

@@ -351,7 +351,7 @@ impl Snapshot {
                 gauges(
                     encoder,
                     "store",
-                    "Bytes that states take",
+                    "Bytes that are set aside for states, in use or not",
                     Some(&Unit::Bytes),
                     &one(stats.bytes as f64),
                 )?;
@@ -462,6 +462,13 @@ impl Snapshot {
             "Connections that are open",
             None,
             &vec![(Vec::new(), read(&counts.open) as f64)],
+        )?;
+        gauges(
+            encoder,
+            "connections_max",
+            "Connections that there is room for",
+            None,
+            &vec![(Vec::new(), self.gateway.room.whole as f64)],
         )?;
         counters(
             encoder,

@@ -29,6 +29,7 @@ use super::proxy_protocol::{self, Header};
 use super::request::{self, Answering};
 use super::stream::Rewound;
 use super::{MOMENT, Worker};
+use crate::seldom::Seldom;
 
 /// What is known of a connection.
 pub(super) struct Connection {
@@ -61,7 +62,16 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
         match timeout(head, announced(&mut stream)).await {
             Ok(Some(Some(client))) => peer = client,
             Ok(Some(None)) => {}
-            _ => return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore(),
+            _ => {
+                static TOLD: Seldom = Seldom::new();
+                if TOLD.is_due() {
+                    tracing::warn!(
+                        %peer,
+                        "a connection began with no PROXY protocol and was closed: have the proxy send it, or leave `proxy_protocol` out of the policy"
+                    );
+                }
+                return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore();
+            }
         }
     }
     let peer_value = fields::address_value(peer.ip());
@@ -176,7 +186,8 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
     let client = connection.peer.ip();
     let drain = worker.shared.drain.clone();
     let times = http1::Times { head: site.times.head, idle: site.times.idle, write: site.times.body };
-    let served = http1::Connection::new(wire, times, site.max_head, drain.clone());
+    let room = Arc::clone(&worker.shared.room);
+    let served = http1::Connection::new(wire, times, site.max_head, drain.clone(), room);
     let connection = Arc::new(connection);
     let mut served = pin!(served.serve(|request| request::answer(&worker, &connection, request)));
     let tick_every = TICK.min(site.times.body).min(site.times.whole.unwrap_or(TICK));
@@ -269,7 +280,8 @@ where
                     // It was told that the connection ends, and has not ended it.
                     return;
                 }
-                if idle >= site.times.idle && !is_ending {
+                let is_in_the_way = doing.is_idle() && worker.shared.room.is_full();
+                if (idle >= site.times.idle || is_in_the_way) && !is_ending {
                     is_ending = true;
                     served.as_mut().graceful_shutdown();
                 }

@@ -16,7 +16,7 @@ pub(crate) struct Counts {
     pub(crate) accepted: AtomicU64,
     /// Connections that are open.
     pub(crate) open: AtomicU64,
-    /// Connections that could not be accepted, or were closed at once because there were too many.
+    /// How often no connection could be accepted.
     pub(crate) not_accepted: AtomicU64,
     /// Connections that ended because of what their client did.
     pub(crate) misbehaved: AtomicU64,

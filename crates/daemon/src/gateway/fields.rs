@@ -124,6 +124,10 @@ fn is_word_of_proxies(name: &HeaderName, policy: &Policy) -> bool {
             | "true-client-ip"
             | "x-client-ip"
             | "x-cluster-client-ip"
+            | "cf-connecting-ip"
+            | "fastly-client-ip"
+            | "fly-client-ip"
+            | "x-envoy-external-address"
             | "x-original-url"
             | "x-rewrite-url"
     );

@@ -32,6 +32,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +44,8 @@ use self::site::{Site, Watch};
 pub(crate) use self::tls::Certificates;
 use self::tls::Trust;
 use crate::access_log::AccessLog;
+use crate::files;
+use crate::seldom::Seldom;
 use crate::store::AnyStore;
 
 /// How long those are seen to who came just before the end.
@@ -63,8 +66,46 @@ pub(crate) struct Shared {
     /// Rings when those that have not ended are waited for no longer.
     cut: CancellationToken,
     workers: usize,
+    pub(crate) room: Arc<Room>,
     /// Where it is seen to all that is no request.
     runtime: tokio::runtime::Handle,
+}
+
+/// Room for connections: so many that there are files left for connections with servers.
+pub(crate) struct Room {
+    pub(crate) whole: usize,
+    left: Arc<Semaphore>,
+}
+
+impl Room {
+    fn for_connections(whole: usize) -> Self {
+        let whole = whole.min(Semaphore::MAX_PERMITS);
+        Self { whole, left: Arc::new(Semaphore::new(whole)) }
+    }
+
+    /// Whether somebody may be waiting until others have gone.
+    fn is_full(&self) -> bool {
+        self.left.available_permits() == 0
+    }
+
+    /// Waits until there is some. None: there will not be any.
+    async fn some(&self) -> Option<OwnedSemaphorePermit> {
+        static TOLD: Seldom = Seldom::new();
+        if self.is_full() && TOLD.is_due() {
+            tracing::error!(
+                "there are {} connections, and no more are taken until some have ended; those that nobody uses are closed. Raise the limit of open files (ulimit -n) if this goes on",
+                self.whole
+            );
+        }
+        Arc::clone(&self.left).acquire_owned().await.ok()
+    }
+}
+
+/// A connection that was accepted, and the room that it takes.
+struct Accepted {
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    room: OwnedSemaphorePermit,
 }
 
 /// One thread.
@@ -83,7 +124,7 @@ pub(crate) struct Gateway {
 /// The way to a worker.
 #[derive(Clone)]
 struct Hand {
-    connections: UnboundedSender<(std::net::TcpStream, SocketAddr)>,
+    connections: UnboundedSender<Accepted>,
     /// Connections that it has.
     open: Arc<AtomicUsize>,
     runtime: tokio::runtime::Handle,
@@ -98,6 +139,7 @@ impl Gateway {
         log: Option<AccessLog>,
         workers: usize,
     ) -> io::Result<Self> {
+        let room = Room::for_connections(files::clients_within(files::raise_limit(), workers));
         let trust = Trust::of_machine()?;
         let shared = Arc::new(Shared {
             limiter,
@@ -108,6 +150,7 @@ impl Gateway {
             drain: CancellationToken::new(),
             cut: CancellationToken::new(),
             workers,
+            room: Arc::new(room),
             runtime: tokio::runtime::Handle::try_current().map_err(io::Error::other)?,
         });
         let (mut hands, mut threads) = (Vec::new(), Vec::new());
@@ -143,11 +186,13 @@ impl Gateway {
             tokio::time::sleep(MOMENT).await;
         });
         loop {
-            let accepted = tokio::select! {
+            let accepted = async { (self.shared.room.some().await, listener.accept().await) };
+            let (room, accepted) = tokio::select! {
                 biased;
                 () = ended.as_mut() => return,
-                accepted = listener.accept() => accepted,
+                accepted = accepted => accepted,
             };
+            let Some(room) = room else { return };
             match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
                 Ok((stream, peer)) => {
                     pause = Duration::ZERO;
@@ -155,7 +200,7 @@ impl Gateway {
                     let fewest = self.hands.iter().min_by_key(|hand| hand.open.load(Ordering::Relaxed));
                     let Some(hand) = fewest else { return };
                     hand.open.fetch_add(1, Ordering::Relaxed);
-                    if hand.connections.send((stream, peer)).is_err() {
+                    if hand.connections.send(Accepted { stream, peer, room }).is_err() {
                         return;
                     }
                 }
@@ -166,6 +211,9 @@ impl Gateway {
                     counts.not_accepted.fetch_add(1, Ordering::Relaxed);
                     if pause.is_zero() {
                         tracing::error!(%error, "no connection can be accepted; raise the limit of open files (ulimit -n) if this goes on");
+                    }
+                    if pool::is_out_of_files(&error) {
+                        self.shared.site.load().close_idle();
                     }
                     pause = (pause * 2).clamp(Duration::from_millis(5), Duration::from_secs(1));
                     tokio::time::sleep(pause).await;
@@ -259,11 +307,7 @@ async fn tidy(worker: Arc<Worker>) {
 }
 
 /// Serves connections until no more come and the last has ended.
-async fn work(
-    worker: Arc<Worker>,
-    mut taken: UnboundedReceiver<(std::net::TcpStream, SocketAddr)>,
-    open: Arc<AtomicUsize>,
-) {
+async fn work(worker: Arc<Worker>, mut taken: UnboundedReceiver<Accepted>, open: Arc<AtomicUsize>) {
     /// Counts a connection for as long as it is there.
     struct Open(Arc<AtomicUsize>, Arc<Shared>);
     impl Drop for Open {
@@ -274,14 +318,14 @@ async fn work(
     }
     let tracker = tokio_util::task::TaskTracker::new();
     tokio::spawn(tidy(Arc::clone(&worker)));
-    while let Some((stream, peer)) = taken.recv().await {
+    while let Some(Accepted { stream, peer, room }) = taken.recv().await {
         worker.shared.watch.counts.open.fetch_add(1, Ordering::Relaxed);
         let counted = Open(Arc::clone(&open), Arc::clone(&worker.shared));
         let Ok(stream) = TcpStream::from_std(stream) else { continue };
         let worker = Arc::clone(&worker);
         tracker.spawn(async move {
             connection::serve(worker, stream, peer).await;
-            drop(counted);
+            drop((counted, room));
         });
     }
     tracker.close();

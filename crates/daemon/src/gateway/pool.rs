@@ -20,14 +20,17 @@ use tollgate_core::policy::{self, Protocol};
 use super::body::{AskedBody, PassedBody};
 use super::http1::{self, Exchange, Stream};
 use super::tls::Trust;
+use crate::seldom::Seldom;
 
 /// Connections that nobody has used for so long are closed: most servers close theirs after a minute.
 const FORGOTTEN: Duration = Duration::from_secs(50);
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
-/// EMFILE and ENFILE.
-const OUT_OF_FILES: [i32; 2] = [24, 23];
+/// Whether no more files can be opened here: EMFILE, ENFILE.
+pub(super) fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(24 | 23))
+}
 
 /// Servers that do the same work.
 pub(crate) struct Upstream {
@@ -62,6 +65,11 @@ impl Upstream {
             next: AtomicUsize::new(0),
             in_flight: before.map(|before| Arc::clone(&before.in_flight)).unwrap_or_default(),
         }
+    }
+
+    /// Closes connections that are kept for requests to come, and says how many there were.
+    pub(super) fn close_idle(&self) -> usize {
+        self.servers.iter().map(|server| server.close_idle()).sum()
     }
 
     /// Whose turn it is: the next one that is well, or the next one if none is.
@@ -148,8 +156,20 @@ impl Drop for Lent {
 pub(super) enum Failed {
     /// No server could be reached.
     Unreachable(String),
+    /// No server could be asked, because no more files can be opened here.
+    NoFiles(String),
     /// The connection broke before there was an answer.
     Broken(String),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        if is_out_of_files(&error) {
+            Self::NoFiles(error.to_string())
+        } else {
+            Self::Unreachable(error.to_string())
+        }
+    }
 }
 
 impl Server {
@@ -203,7 +223,13 @@ impl Server {
 
     fn reached(&self, error: Option<&io::Error>) {
         // That no more files can be opened here is not the server's fault.
-        if error.and_then(io::Error::raw_os_error).is_some_and(|code| OUT_OF_FILES.contains(&code)) {
+        if error.is_some_and(is_out_of_files) {
+            static TOLD: Seldom = Seldom::new();
+            if TOLD.is_due() {
+                tracing::error!(
+                    "no more files can be opened, and so no connections with servers: raise the limit of open files (ulimit -n)"
+                );
+            }
             return;
         }
         match (error.is_none(), self.is_unreachable.load(Ordering::Relaxed)) {
@@ -351,7 +377,7 @@ impl Server {
     async fn pass_anew(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
         let stream = match self.connect(manner).await {
             Ok(stream) => stream,
-            Err(error) => return Err((Failed::Unreachable(error.to_string()), Again::Elsewhere)),
+            Err(error) => return Err((error.into(), Again::Elsewhere)),
         };
         if stream.has_agreed_on(b"h2")
             && let Some(shelf) = self.shelves.get(manner.worker)
@@ -397,6 +423,11 @@ impl Server {
         }
     }
 
+    /// Closes connections that are kept for requests to come, and says how many there were.
+    fn close_idle(&self) -> usize {
+        self.shelves.iter().map(|shelf| std::mem::take(&mut *shelf.http1.lock()).len()).sum()
+    }
+
     /// Closes connections of a worker that nobody has used for long, and those that the server has closed.
     pub(super) fn tidy(&self, worker: usize, now: Instant) {
         if let Some(shelf) = self.shelves.get(worker) {
@@ -424,7 +455,7 @@ impl Server {
                     None => {
                         let stream = match self.connect(manner).await {
                             Ok(stream) => stream,
-                            Err(error) => return Err((Failed::Unreachable(error.to_string()), again)),
+                            Err(error) => return Err((error.into(), again)),
                         };
                         if stream.has_agreed_on(b"http/1.1") {
                             // It has another opinion than before.

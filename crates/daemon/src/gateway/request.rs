@@ -198,10 +198,16 @@ impl Passing {
             self.manner.now = Instant::now();
         }
         let mut track = self.track;
-        let passed = {
+        let mut is_again = false;
+        let passed = loop {
             let passed = pin!(upstream.pass(&mut self.request, self.manner));
             let (patience, doing) = (self.site.times.answer, &self.connection.doing);
-            in_time(patience, self.manner.now, self.sending.as_deref(), doing, passed).await
+            let passed = in_time(patience, self.manner.now, self.sending.as_deref(), doing, passed).await;
+            let is_short = matches!(passed, Some(Err(Failed::NoFiles(_))));
+            if is_again || !is_short || !self.site.close_idle() {
+                break passed;
+            }
+            is_again = true;
         };
         let trouble = || self.sending.as_ref().map_or(Trouble::None, |sending| sending.trouble());
         let (mut response, lent) = match passed {
@@ -212,7 +218,7 @@ impl Passing {
                     Trouble::Slow => Problem::Slow,
                     Trouble::Gone => Problem::Malformed("The body of the request broke off."),
                     Trouble::None => {
-                        let (Failed::Unreachable(why) | Failed::Broken(why)) = &failed;
+                        let (Failed::Unreachable(why) | Failed::NoFiles(why) | Failed::Broken(why)) = &failed;
                         track.fails(why);
                         Problem::Unreachable
                     }
@@ -379,7 +385,11 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let host = hosts.next().map(HeaderValue::as_bytes);
     let has_more = hosts.next().is_some();
+    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     match request.version() {
+        Version::HTTP_2 if host.or(authority).is_none() => {
+            return Err(Problem::Malformed("A request names the host that it is for."));
+        }
         Version::HTTP_11 if host.is_none() || has_more => {
             return Err(Problem::Malformed("A request has one Host, no more and no less."));
         }
@@ -390,7 +400,9 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
     if request.headers().get_all(header::CONTENT_LENGTH).iter().nth(1).is_some() {
         return Err(Problem::Malformed("A request has no more than one Content-Length."));
     }
-    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    if request.uri().scheme_str().is_some_and(|scheme| !matches!(scheme, "http" | "https")) {
+        return Err(Problem::Malformed("The target of a request is of http or https."));
+    }
     if authority.is_some_and(|authority| authority.contains(&b'@')) {
         return Err(Problem::Malformed("The target of a request names no user."));
     }

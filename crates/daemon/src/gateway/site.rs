@@ -108,4 +108,9 @@ impl Site {
             policy,
         }
     }
+    /// Closes the connections with servers that are kept for requests to come, where files are needed for something else. Says
+    /// whether there were any.
+    pub(super) fn close_idle(&self) -> bool {
+        self.upstreams.iter().map(Upstream::close_idle).sum::<usize>() > 0
+    }
 }

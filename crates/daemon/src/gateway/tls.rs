@@ -5,10 +5,15 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, ServerConfig,
+    SignatureScheme, WantsVerifier,
+};
 use tokio_rustls::TlsAcceptor;
 use tollgate_core::policy::{Gateway, GatewayTls};
 
@@ -71,13 +76,85 @@ impl Trust {
     pub(crate) fn of_machine() -> io::Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        Ok(Self { config: client_config(roots)?, authorities: Vec::new() })
+        let config = client_builder()?.with_root_certificates(roots).with_no_client_auth();
+        Ok(Self { config: Arc::new(config), authorities: Vec::new() })
     }
 
-    /// A certificate of one of the authorities in a file.
+    /// A certificate of one of the authorities in a file, or one that is itself in it.
     fn in_file(file: &Path) -> io::Result<Self> {
-        Ok(Self { config: client_config(roots(file)?)?, authorities: certificates(file)? })
+        let authorities = certificates(file)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let signed = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(file)?), provider)
+            .build()
+            .map_err(|error| wrong(file, "of no use for certificates of servers", error))?;
+        let verifier = Arc::new(InFile { signed, listed: authorities.clone() });
+        let config =
+            client_builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        Ok(Self { config: Arc::new(config), authorities })
     }
+}
+
+/// Takes certificates that an authority in a file has signed, and those that stand in the file themselves: servers that have
+/// signed their own are no authorities, though their certificates may say so.
+#[derive(Debug)]
+struct InFile {
+    signed: Arc<WebPkiServerVerifier>,
+    listed: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for InFile {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verified = self.signed.verify_server_cert(shown, chain, name, ocsp, now);
+        if verified.is_ok() || !self.listed.contains(shown) {
+            return verified;
+        }
+        verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
+        is_valid_at(shown, now)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.signed.verify_tls12_signature(message, shown, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.signed.verify_tls13_signature(message, shown, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.signed.supported_verify_schemes()
+    }
+}
+
+fn is_valid_at(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), CertificateError> {
+    let (_, parsed) =
+        x509_parser::parse_x509_certificate(certificate).map_err(|_| CertificateError::BadEncoding)?;
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let validity = parsed.validity();
+    if now < validity.not_before.timestamp() {
+        return Err(CertificateError::NotValidYet);
+    }
+    if now > validity.not_after.timestamp() {
+        return Err(CertificateError::Expired);
+    }
+    Ok(())
 }
 
 fn roots(file: &Path) -> io::Result<RootCertStore> {
@@ -114,13 +191,10 @@ fn acceptor(policy: &GatewayTls, folder: &Path) -> io::Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn client_config(roots: RootCertStore) -> io::Result<Arc<ClientConfig>> {
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+fn client_builder() -> io::Result<ConfigBuilder<ClientConfig, WantsVerifier>> {
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(Arc::new(config))
+        .map_err(io::Error::other)
 }
 
 /// Whom a certificate is for: the first of its alternative names, or else its common name.

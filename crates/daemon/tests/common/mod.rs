@@ -1,5 +1,5 @@
 //! What the tests of the gateway share.
-#![allow(dead_code)] // every test binary uses a part of this
+#![allow(dead_code)] // some is for some features only
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 use std::path::Path;

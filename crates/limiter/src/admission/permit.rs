@@ -255,9 +255,7 @@ impl<S: Store + 'static> Permit<S> {
         {
             let now = self.shared.clock.now();
             worker.gauge.record_latency(now.since(held.taken_at));
-            if let Some(value) = worker.reported_in().and_then(&header) {
-                worker.gauge.report_text(value, now);
-            }
+            worker.hears(&header, now);
         }
         if let Some(bill) = &held.bill {
             let number = |value: &[u8]| std::str::from_utf8(value).ok()?.trim().parse().ok();

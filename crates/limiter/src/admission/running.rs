@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -17,7 +17,7 @@ use tollgate_core::policy::{
 };
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::worker::PPM;
-use tollgate_core::{Limit, LimitError, Nanos, Outcome};
+use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp};
 
 use super::counts::{ClassCounts, Count, LimiterCounts, LimiterStanding, LimiterStats, WorkerStanding};
 use crate::clock::AnyClock;
@@ -177,6 +177,8 @@ pub(super) struct RunningWorker {
     pub(super) shedder: WorkerShedder,
     pub(super) gauge: Arc<Gauge>,
     pub(super) policy: WorkerPolicy,
+    /// Whether it was told that a report makes no sense.
+    is_misread: Arc<AtomicBool>,
 }
 
 impl RunningWorker {
@@ -188,12 +190,20 @@ impl RunningWorker {
     /// The same at another place of the policy.
     fn at(&self, index: usize) -> Self {
         let (shedder, gauge) = (self.shedder.clone(), Arc::clone(&self.gauge));
-        Self { index, shedder, gauge, policy: self.policy.clone() }
+        Self { index, shedder, gauge, policy: self.policy.clone(), is_misread: Arc::clone(&self.is_misread) }
     }
 
-    /// The header of answers that tells the utilization of whom is protected.
-    pub(super) fn reported_in(&self) -> Option<&str> {
-        self.policy.reported_in.as_deref()
+    /// Looks at an answer of whom is protected, of which a header may tell the utilization.
+    pub(super) fn hears<'h>(&self, header: impl Fn(&str) -> Option<&'h [u8]>, now: Timestamp) {
+        let Some(name) = self.policy.reported_in.as_deref() else { return };
+        let Some(value) = header(name) else { return };
+        if !self.gauge.report_text(value, now) && !self.is_misread.swap(true, Ordering::Relaxed) {
+            let value: String = String::from_utf8_lossy(value).chars().take(40).collect();
+            tracing::warn!(
+                header = name,
+                "{value:?} is no utilization, and nothing is shed for it: the service should say 0.83 or 83%"
+            );
+        }
     }
 }
 
@@ -358,6 +368,7 @@ fn started_worker(
         index,
         shedder,
         gauge: Arc::new(Gauge::new(policy.source.clone())),
+        is_misread: Arc::default(),
         policy: policy.clone(),
     }))
 }

@@ -19,6 +19,7 @@ use super::decode::Decoder;
 use super::encode::{self, Announced, Encoder, Manner, Unlike};
 use super::head::{self, Asked, Length, Scan, Wrong};
 use super::wire::Wire;
+use crate::gateway::Room;
 use crate::gateway::alarm::Alarm;
 use crate::gateway::body::{AnswerBody, AskingBody, BrokenOff};
 use crate::gateway::problem::Problem;
@@ -42,6 +43,8 @@ pub(in crate::gateway) struct Connection {
     alarm: Alarm,
     /// Rings when it is to end as soon as it can.
     drain: CancellationToken,
+    /// What it stands in, which others may need more.
+    room: Arc<Room>,
     times: Times,
     max_head: usize,
 }
@@ -93,6 +96,7 @@ impl Connection {
         times: Times,
         max_head: usize,
         drain: CancellationToken,
+        room: Arc<Room>,
     ) -> Self {
         let shared = Shared {
             wire,
@@ -102,7 +106,7 @@ impl Connection {
             is_answered: false,
             waker: None,
         };
-        Self { shared: Arc::new(Mutex::new(shared)), alarm: Alarm::default(), drain, times, max_head }
+        Self { shared: Arc::new(Mutex::new(shared)), alarm: Alarm::default(), drain, room, times, max_head }
     }
 
     /// Serves requests until there are no more.
@@ -223,6 +227,9 @@ impl Connection {
                 }
                 if is_between && deadline.is_some() {
                     // It was woken for something else, and has waited for a while.
+                    if self.room.is_full() {
+                        return Poll::Ready(Err(Stop::Nothing(Ended::Well)));
+                    }
                     wire.relax();
                 }
                 let wait = if is_between { self.times.idle } else { self.times.head };
