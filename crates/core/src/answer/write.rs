@@ -5,24 +5,7 @@ use std::fmt::Write as _;
 
 /// Appends a number.
 pub(super) fn push_number(text: &mut String, number: u64) {
-    if number < 10 {
-        return text.push(char::from(b'0' + number as u8));
-    }
-    let mut digits = [0; 20];
-    let (mut at, mut rest) = (digits.len(), number);
-    loop {
-        at -= 1;
-        if let Some(digit) = digits.get_mut(at) {
-            *digit = b'0' + (rest % 10) as u8;
-        }
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    // They are digits, so this never fails.
-    let digits = digits.get(at..).unwrap_or_default();
-    text.push_str(std::str::from_utf8(digits).unwrap_or_default());
+    text.push_str(itoa::Buffer::new().format(number));
 }
 
 /// How many digits a number has.

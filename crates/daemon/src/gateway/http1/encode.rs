@@ -125,18 +125,7 @@ fn make_room(to: &mut Vec<u8>, fields: &HeaderMap) {
 
 fn add_length(to: &mut Vec<u8>, length: u64) {
     to.extend_from_slice(b"content-length: ");
-    let mut digits = [0; 20];
-    let mut rest = length;
-    let mut first = digits.len();
-    for digit in digits.iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        first -= 1;
-        if rest == 0 {
-            break;
-        }
-    }
-    to.extend_from_slice(digits.get(first..).unwrap_or_default());
+    to.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
     to.extend_from_slice(b"\r\n");
 }
 
