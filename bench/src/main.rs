@@ -15,7 +15,7 @@ use tollgate_bench::{keys, machine, markdown};
 
 const HELP: &str = "\
 Measures Tollgate and its peers side by side and prints a report in Markdown.
-A full run takes some minutes and also replaces docs/benchmarks.md.
+A full run takes some minutes and also replaces docs/benchmarks-in-process.md.
 
   --quick           fewer keys and repetitions: under a minute, rough
   --only SUBSTRING  only what has SUBSTRING in 'contender / scenario', beside the floor
@@ -39,10 +39,10 @@ fn main() -> ExitCode {
     print!("{report}");
     if !settings.quick && settings.only.is_none() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-        let written =
-            std::fs::create_dir_all(&docs).and_then(|()| std::fs::write(docs.join("benchmarks.md"), &report));
+        let written = std::fs::create_dir_all(&docs)
+            .and_then(|()| std::fs::write(docs.join("benchmarks-in-process.md"), &report));
         if let Err(error) = written {
-            eprintln!("docs/benchmarks.md was not written: {error}");
+            eprintln!("docs/benchmarks-in-process.md was not written: {error}");
             return ExitCode::FAILURE;
         }
     }
