@@ -13,7 +13,7 @@ heading = @printf '\n== %s\n' "$(strip $(1))"
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## the four limiters at work in the terminal
+run: ## the gateway in front of a small API of its own
 	$(CARGO) run --release
 
 test: setup format clippy unit docs loom bench-check optional ## everything that has to pass

@@ -273,7 +273,7 @@ mod styles {
             &standing_headers(HeaderStyle::Ietf11, &both, NOW),
             &[
                 ("ratelimit-policy", r#""inflight";q=64;qu="concurrent-requests", "per1";q=5;w=1"#),
-                ("ratelimit", r#""inflight";r=3;t=30"#),
+                ("ratelimit", r#""inflight";r=3;t=0"#),
             ],
         );
         let draft = standing_headers(HeaderStyle::Draft7, &both, NOW);

@@ -52,7 +52,7 @@ pub fn run(
 
 /// Prints the JSON Schema of policy files.
 pub fn print_schema(out: &mut dyn Write) -> anyhow::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, &schema())?;
+    serde_json::to_writer_pretty(&mut *out, &schema()).map_err(std::io::Error::from)?;
     writeln!(out)?;
     Ok(())
 }

@@ -71,7 +71,14 @@ impl Instance {
             let value: Value = serde_json::from_slice(&bytes)
                 .with_context(|| format!("{address} is no admin door of a Tollgate: it answered {status}"))?;
             if status == StatusCode::UNAUTHORIZED {
-                bail!("the admin door at {address} wants its token: say --token, or set TOLLGATE_TOKEN");
+                match &self.token {
+                    Some(_) => bail!(
+                        "the admin door at {address} has another token than this one (--token, TOLLGATE_TOKEN)"
+                    ),
+                    None => bail!(
+                        "the admin door at {address} wants its token: say --token, or set TOLLGATE_TOKEN"
+                    ),
+                }
             }
             if !status.is_success() {
                 bail!("{}", value.get("detail").and_then(Value::as_str).unwrap_or("it was refused"));

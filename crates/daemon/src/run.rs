@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Companion, Limiter, Mode, Policy, PolicyError, PolicyFile};
-use tollgate_core::policy::{StoreChoice, Upstream};
+use tollgate_core::policy::{Kind, StoreChoice, Upstream, WorkerPolicy};
+use tollgate_core::worker::Source;
 
 use crate::access_log::AccessLog;
 use crate::admin::{self, Admin};
@@ -211,6 +212,7 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         None => "at work",
     });
     tokio::spawn(systemd::keep_saying_alive(gateway.runtimes()));
+    let mut is_hurried = false;
     match gateway_listener {
         Some(listener) => {
             let mut accepting = pin!(gateway.accept(listener));
@@ -223,10 +225,11 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
                     let notice = Duration::from(shared.site.load().policy.gateway().timeouts.notice);
                     if !notice.is_zero() {
                         tracing::info!("ending: not ready any more; connections are taken for another {notice:?}");
+                        shared.give_notice();
                         tokio::select! {
                             () = accepting.as_mut() => {}
                             () = tokio::time::sleep(notice) => {}
-                            () = ends.told_to_end(|| ()) => {}
+                            () = ends.told_to_end(|| ()) => is_hurried = true,
                         }
                     }
                     shared.drain();
@@ -242,11 +245,9 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
     drop(watcher);
     is_ready.end();
     let drain = Duration::from(shared.site.load().policy.gateway().timeouts.drain);
+    let drain = if is_hurried { Duration::ZERO } else { drain };
     tracing::info!("ending: no more connections are taken; requests in progress have {drain:?}");
-    let left = tokio::select! {
-        left = gateway.drain(drain) => left,
-        () = ends.told_to_end(|| ()) => shared.watch.counts.in_flight.load(std::sync::atomic::Ordering::Relaxed),
-    };
+    let left = gateway.drain(drain, ends.told_to_end(|| ())).await;
     if let AnyStore::Shared(store) = limiter.store() {
         let _ = tokio::time::timeout(Duration::from_secs(1), store.shared().close()).await;
     }
@@ -370,6 +371,20 @@ impl Ends {
     }
 }
 
+/// Where a shedder has its utilization from, in a few words.
+fn source_of(worker: &WorkerPolicy) -> String {
+    match (&worker.source, &worker.reported_in) {
+        _ if worker.watches_upstreams => "requests in progress at the upstreams".to_owned(),
+        (Source::InFlight { workers }, _) => format!("requests in progress, {workers} of which are all"),
+        (Source::Cpu, _) => "the processors of this machine".to_owned(),
+        (Source::Cgroup, _) => "the processors of this container".to_owned(),
+        (Source::Pressure, _) => "work that waits for processors (PSI)".to_owned(),
+        (Source::Latency { target }, _) => format!("latency, of which {target} is too much"),
+        (Source::Reported { .. }, Some(header)) => format!("the header {header} of answers"),
+        (Source::Reported { .. }, None) => "what is reported to the admin door".to_owned(),
+    }
+}
+
 /// What is told at start.
 struct Told<'t> {
     policy: &'t Policy,
@@ -422,7 +437,10 @@ impl Told<'_> {
         for (name, mode) in self.limiter.modes() {
             let kept = self.policy.limiters().iter().find(|limiter| limiter.name == name);
             let sheds = kept.is_some_and(|limiter| limiter.kind.reason().status() == 503);
-            let what = if sheds { "503" } else { "429" };
+            let mut what = if sheds { "503" } else { "429" }.to_owned();
+            if let Some(Kind::Worker(worker)) = kept.map(|limiter| &limiter.kind) {
+                what += &format!(", utilization from {}", source_of(worker));
+            }
             match mode {
                 Mode::Enforce => writeln!(out, "  limiter   {name} ({what})")?,
                 Mode::Dark => writeln!(out, "  limiter   {name}: DARK, it refuses nobody")?,
@@ -442,7 +460,7 @@ Try it in another terminal:
   curl -si 'http://{address}/v1/charges?n=[1-60]' -H 'x-api-key: sk_2' | tail -n 12
 
   # four callers with 20 slow requests each take all that is not kept for critical ones: 503
-  for n in $(seq 80); do curl -s 'http://{address}/v1/reports?ms=5000' -H \"x-api-key: $((n % 4))\" -o /dev/null & done; sleep 1; curl -i http://{address}/v1/charges -H 'x-api-key: sk_3'
+  (for n in $(seq 80); do curl -s 'http://{address}/v1/reports?ms=5000' -H \"x-api-key: $((n % 4))\" -o /dev/null & done); sleep 1; curl -i http://{address}/v1/charges -H 'x-api-key: sk_3'
 
   # and this one, which is critical, passes meanwhile
   curl -i -X POST http://{address}/v1/charges -H 'x-api-key: sk_3'

@@ -329,6 +329,7 @@ gateway:
     search: { servers: https://127.0.0.1:9003, match: [GET /search], health: /healthz, ca: ca.pem }
   tls: { certificate: server.pem, key: server.key, client_ca: ca.pem }
   proxy_protocol: yes
+  encoded_slashes: yes
   timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, whole: 1h, idle: 75s, notice: 5s, drain: 30s }
   max_head: 64KB
   max_body: 10MB

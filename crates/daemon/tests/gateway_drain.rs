@@ -1,5 +1,5 @@
 //! The end of a gateway: whoever is being served is served to the end, and nobody else comes in.
-#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot set itself up fails")]
 #![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
 use std::io::Write;
@@ -131,7 +131,7 @@ fn who_is_cut_off_at_the_end_is_written_down() {
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let gate = Gate::default();
-    let mut tollgate = gateway("gateway: { timeouts: { drain: 10m } }\nlimiters: {}", &slow(&gate));
+    let mut tollgate = gateway("gateway: { timeouts: { drain: 10min } }\nlimiters: {}", &slow(&gate));
     let mut client = begin(&tollgate, "/streamed", &[]);
     assert_eq!(client.read_head().status, 200);
     tollgate.signal("TERM");
@@ -161,4 +161,70 @@ fn a_tunnel_is_waited_for_like_any_request() {
     drop(client);
     assert!(tollgate.ends(PATIENCE));
     tollgate.says("ended; every request was answered");
+}
+
+/// Asks again and again on kept connections, as clients do: whoever is told that a connection ends makes another. Returns how many
+/// were answered before nobody was there any more.
+fn goes_on(gateway: std::net::SocketAddr) -> u64 {
+    let mut answered = 0;
+    'anew: loop {
+        let Ok(mut client) = Client::try_connect(gateway) else { return answered };
+        loop {
+            let answer = client.try_get("/", &[]).unwrap_or_else(|error| panic!("after {answered}: {error}"));
+            assert_eq!(answer.text(), "hello");
+            answered += 1;
+            if answer.header("connection") == "close" {
+                continue 'anew;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[test]
+fn who_asks_again_and_again_loses_nothing_with_or_without_notice() {
+    for notice in ["0s", "1s"] {
+        let upstream = Upstream::hello();
+        let policy = format!("gateway: {{ timeouts: {{ notice: {notice} }} }}\nlimiters: {{}}");
+        let mut tollgate = gateway(&policy, &upstream);
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                let to = tollgate.gateway;
+                std::thread::spawn(move || goes_on(to))
+            })
+            .collect();
+        wait_until("all are there", || tollgate.metric("tollgate_connections_open") >= 8.0);
+        tollgate.signal("TERM");
+        for client in clients {
+            assert!(client.join().unwrap() > 0);
+        }
+        assert!(tollgate.ends(PATIENCE));
+    }
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once_also_while_notice_is_given() {
+    let gate = Gate::default();
+    let upstream = slow(&gate);
+    let policy = "gateway: { timeouts: { notice: 10min, drain: 10min } }\nlimiters: {}";
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let mut tollgate = Tollgate::start(BINARY, policy, &flags);
+    let mut client = begin(&tollgate, "/streamed", &[]);
+    assert_eq!(client.read_head().status, 200);
+    tollgate.signal("TERM");
+    tollgate.says("ending: not ready any more");
+    tollgate.signal("TERM");
+    assert!(tollgate.ends(PATIENCE));
+    let log = std::fs::read_to_string(tollgate.folder().join("access.log")).unwrap();
+    assert!(log.contains("the gateway ended before the answer did"), "{log}");
+}
+
+#[test]
+fn a_client_of_http2_that_says_nothing_holds_up_nobody() {
+    let upstream = Upstream::hello();
+    let mut tollgate = gateway("gateway: { timeouts: { drain: 10min } }\nlimiters: {}", &upstream);
+    let mut silent = tollgate_testkit::http2::Http2::connect(tollgate.gateway);
+    silent.get(1, "/");
+    tollgate.signal("TERM");
+    assert!(tollgate.ends(PATIENCE));
 }

@@ -1,11 +1,12 @@
 //! HTTP/2 through the gateway: without TLS, by prior knowledge; and gRPC to a real server behind it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
+#![allow(clippy::disallowed_methods, reason = "real servers live in real time")]
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use crate::common::{BINARY, OPEN, gateway, pattern};
+use crate::common::{BINARY, OPEN, begin, gateway, pattern};
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Empty, Full};
@@ -387,5 +388,125 @@ fn who_was_answered_early_is_told_that_the_connection_ends_unless_little_is_left
         let frames: Vec<_> = frames.try_iter().collect();
         assert!(frames.iter().all(|frame| frame.stream < 3), "{length}: a second request was made");
         assert_eq!(data_of(1, &frames), b"", "{length}");
+    }
+}
+
+/// A body of so many pieces.
+struct Pieces {
+    left: usize,
+    piece: &'static [u8],
+}
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        let piece = self.piece;
+        self.left = match self.left.checked_sub(1) {
+            Some(left) => left,
+            None => return std::task::Poll::Ready(None),
+        };
+        std::task::Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from_static(piece)))))
+    }
+}
+
+/// A server of HTTP/2 that answers `/many/LENGTH` with many pieces of that length, and everything else with a few.
+async fn pieces() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service_fn(|request: Request<Incoming>| async move {
+                let length =
+                    request.uri().path().strip_prefix("/many/").map(|length| length.parse().unwrap());
+                let body = match length {
+                    Some(length) => Pieces { left: 100_000, piece: &[b'x'; 16 << 10][..length] },
+                    None => Pieces { left: 5, piece: &[b'y'; 10_000] },
+                };
+                Ok::<_, std::convert::Infallible>(Response::new(body))
+            });
+            let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    address
+}
+
+/// A gateway of one thread, and so of one connection, in front of a server that wants HTTP/2. It waits long for bodies.
+fn patient_in_front_of_http2(server: SocketAddr) -> Tollgate {
+    let policy = format!(
+        "gateway: {{ timeouts: {{ body: 10min }}, upstreams: {{ api: {{ servers: ['http://{server}'], protocol: http2 }} }} }}\nlimiters: {{}}\n"
+    );
+    Tollgate::start(BINARY, &policy, &["--threads", "1"])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_take_nothing_leave_a_server_over_http2_to_others() {
+    let tollgate = patient_in_front_of_http2(pieces().await);
+    let mut stuck = Vec::new();
+    for _ in 0..24 {
+        let mut client = tollgate_testkit::http::connect_narrow(tollgate.gateway);
+        std::io::Write::write_all(&mut client, b"GET /many/16384 HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+        stuck.push(client);
+    }
+    tollgate.comes_to("tollgate_upstream_requests_in_flight{upstream=\"api\"}", 24.0);
+    for _ in 0..20 {
+        assert_eq!(tollgate.get("/few", &[]).body.len(), 50_000);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_pieces_that_nobody_takes_do_not_end_the_connection_that_others_use() {
+    let tollgate = patient_in_front_of_http2(pieces().await);
+    let mut victim = begin(&tollgate, "/many/16384", &[]);
+    assert_eq!(victim.read_head().status, 200);
+    for length in [1, 10, 40] {
+        let mut stuck = tollgate_testkit::http::connect_narrow(tollgate.gateway);
+        let head = format!("GET /many/{length} HTTP/1.1\r\nhost: a\r\n\r\n");
+        std::io::Write::write_all(&mut stuck, head.as_bytes()).unwrap();
+        for _ in 0..200 {
+            assert!(!victim.read_some().is_empty());
+        }
+        assert_eq!(tollgate.get("/few", &[]).body.len(), 50_000);
+    }
+    assert_eq!(tollgate.metric("tollgate_upstream_failures_total"), 0.0);
+}
+
+#[test]
+fn who_waits_for_a_connection_that_does_not_come_about_hears_of_it_with_the_others() {
+    // It takes connections and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let policy = format!(
+        "gateway: {{ timeouts: {{ connect: 1s }}, upstreams: {{ api: {{ servers: 'https://localhost:{}', protocol: http2 }} }} }}\nlimiters: {{}}\n",
+        silent.local_addr().unwrap().port()
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &["--threads", "1"]);
+    let begun = std::time::Instant::now();
+    let mut clients: Vec<Client> = (0..15).map(|_| begin(&tollgate, "/", &[])).collect();
+    for client in &mut clients {
+        assert_eq!(client.read().status, 502);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "one after another");
+}
+
+#[tokio::test]
+async fn what_http1_bears_of_lengths_is_put_right_for_http2() {
+    let upstream = Upstream::start(|received, stream| {
+        let answer: &[u8] = match received.path() {
+            "/twice" => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nok",
+            _ => b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n",
+        };
+        std::io::Write::write_all(stream, answer).is_ok()
+    });
+    let tollgate = gateway(OPEN, &upstream);
+    let mut sender = connect(tollgate.gateway).await;
+    for (path, lengths, body) in [("/none", 0, ""), ("/twice", 1, "ok")] {
+        let response = sender.send_request(get(tollgate.gateway, path)).await.unwrap();
+        assert_eq!(response.headers().get_all("content-length").iter().count(), lengths, "{path}");
+        assert_eq!(text(response).await, body);
     }
 }

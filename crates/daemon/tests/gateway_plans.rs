@@ -260,3 +260,13 @@ fn busy_upstreams_shed_class_by_class_and_recover() {
     wait_until("nothing is shed any more", || shed(&tollgate) == [0.0; 4]);
     assert_eq!(asked(&tollgate), [200; 4]);
 }
+
+#[test]
+fn a_load_that_nobody_asks_for_is_told_so() {
+    let upstream = Upstream::hello();
+    for policy in ["limiters: {}\n".to_owned(), shedding("cpu")] {
+        let answer = gateway(&policy, &upstream).ask_admin("POST", "/api/utilization", "{\"percent\": 85}");
+        assert_eq!(answer.status, 409, "{policy}");
+        assert!(answer.text().contains("source: reported"));
+    }
+}

@@ -83,3 +83,24 @@ fn a_gateway_starts_while_redis_is_away_and_uses_it_when_it_comes() {
     assert_eq!(tollgate.get("/", &[]).status, 200);
     assert_ne!(redis.command(&["DBSIZE"]), ":0\r\n");
 }
+
+#[test]
+fn what_callers_are_told_is_the_same_on_redis_and_tells_when_it_is_not_asked() {
+    let mut redis = RedisServer::start();
+    let upstream = Upstream::hello();
+    let policy = format!(
+        "{}limiters:\n  few: {{ concurrency: 20, per: global, match: /few }}\n  one: {{ rate: 1/h, per: global, match: /one }}\n",
+        patient_store(&redis)
+    );
+    let tollgate = gateway(&policy, &upstream);
+    await_store(&tollgate);
+    // A place comes free when a request ends, and not when its lease would.
+    assert_eq!(tollgate.get("/few", &[]).header("ratelimit"), "\"few\";r=19;t=0");
+    let asked = || tollgate.metric("tollgate_store_duration_seconds_count");
+    redis.kill();
+    wait_until("it is noticed", || readiness(&tollgate).1.contains("degraded"));
+    let before = asked();
+    wait_until("it is refused", || tollgate.get("/one", &[]).status == 429);
+    assert_eq!(tollgate.get("/one", &[]).header("x-tollgate-degraded"), "true");
+    assert_eq!(asked(), before, "a store that is away has answered");
+}

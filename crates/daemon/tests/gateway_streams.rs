@@ -128,6 +128,7 @@ fn trailers_come_through_both_ways() {
     let body = arrives.recv_timeout(PATIENCE).unwrap();
     assert_eq!(String::from_utf8_lossy(&body), "2\r\nhi\r\n0\r\nx-sent: 3\r\n\r\n");
     assert_eq!(upstream.last().header("te"), ["trailers"]);
+    assert_eq!(upstream.last().header("connection"), ["te"]);
 }
 
 #[test]

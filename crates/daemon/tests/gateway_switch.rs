@@ -88,9 +88,13 @@ fn who_has_not_the_token_switches_nothing() {
     let upstream = Upstream::hello();
     let flags = ["--upstream", &upstream.url(), "--token", "the-right-token"];
     let tollgate = Tollgate::start(crate::common::BINARY, POLICY, &flags);
-    for words in [&["one", "off"][..], &["one", "off", "--token", "the-wrong-token"]] {
+    let wrong = ["one", "off", "--token", "the-wrong-token"];
+    for (words, told) in [
+        (&wrong[..2], "wants its token: say --token, or set TOLLGATE_TOKEN"),
+        (&wrong, "has another token than this one"),
+    ] {
         let (said, code) = switch(&tollgate, words);
-        assert!(said.contains("wants its token: say --token, or set TOLLGATE_TOKEN"), "{said}");
+        assert!(said.contains(told), "{said}");
         assert_eq!(code, Some(2));
     }
     assert_eq!(statuses(&tollgate), [200, 429, 429]);

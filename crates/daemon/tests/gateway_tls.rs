@@ -107,11 +107,17 @@ async fn http2_over_tls_as_both_have_agreed() {
 }
 
 #[tokio::test]
-async fn who_speaks_no_tls_gets_no_answer_and_others_do() {
+async fn who_speaks_no_tls_is_told_to_or_gets_no_answer_and_others_do() {
     let upstream = Upstream::hello();
     let tollgate = start(TLS, &upstream, write_certificates);
-    assert!(tollgate.client().try_get("/", &[]).is_err());
+    let answer = tollgate.get("/", &[]);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("TLS is spoken here: ask with https."), "{}", answer.text());
+    let mut garbage = tollgate.client();
+    garbage.send("what?");
+    assert!(garbage.try_read(false).is_err());
     assert!(upstream.received().is_empty());
+    tollgate.says("a client did not come to terms over TLS");
     let stream = connect(&tollgate, "http/1.1", None).await.unwrap();
     assert_eq!(ask_http1(stream).await.unwrap().status(), 200);
 }

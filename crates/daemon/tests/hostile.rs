@@ -697,15 +697,22 @@ fn no_form_of_a_path_gets_past_its_limiter_and_the_server_gets_the_very_bytes() 
     for target in ["/v1/a//b", "/v1/a/./b", "/v1/a/b/", "/v1/a/b;c", "/v1/%61/b", "/v1/x/../a/b"] {
         assert_eq!(ask("GET", target), 429, "{target}");
     }
-    for target in
-        ["/v1/login%00", "/v1/login%00.png", "/v1\\login", "/v1%5clogin", "/v1/%5Clogin", "\\v1/login"]
-    {
+    for target in [
+        "/v1/login%00",
+        "/v1/login%00.png",
+        "/v1\\login",
+        "/v1%5clogin",
+        "/v1/%5Clogin",
+        "\\v1/login",
+        "/v1%2flogin",
+        "/x/..%2Fv1/login",
+    ] {
         assert_eq!(ask("POST", target), 400, "{target}");
     }
     assert_eq!(upstream.received().len(), before);
     for target in [
-        "/a%2Fb",
-        "/a%2fb",
+        "/a?b%2fc",
+        "/a%252fb",
         "/%2e%2e/c",
         "//d//e/",
         "/f;g=h/i",
@@ -787,5 +794,16 @@ fn an_answer_that_is_taken_below_the_least_rate_or_without_end_is_broken_off() {
             std::thread::sleep(pause);
         }
         tollgate.comes_to_rest();
+    }
+}
+
+#[test]
+fn encoded_slashes_pass_where_the_policy_says_so() {
+    let upstream = Upstream::hello();
+    let policy = "gateway: { encoded_slashes: yes }\nlimiters: { login: { rate: 1/h, per: global, match: POST /a/b } }";
+    let tollgate = gateway(policy, &upstream);
+    for target in ["/a%2Fb", "/a%2fb"] {
+        assert_eq!(tollgate.client().ask("POST", target, &[], b"").status, 200);
+        assert_eq!(upstream.last().line, format!("POST {target} HTTP/1.1"));
     }
 }

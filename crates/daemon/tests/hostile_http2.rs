@@ -362,3 +362,33 @@ fn requests_that_their_client_takes_back_give_their_permits_back() {
     }
     assert_eq!(client.get(1001, "/x").status(), 200);
 }
+
+#[test]
+fn an_answer_that_nobody_takes_keeps_nothing_while_others_on_its_connection_go_on() {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    let (left, leaves) = std::sync::mpsc::channel();
+    let upstream = Upstream::by_hand(move |received, mut client| {
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n");
+        let (piece, pause) = match received.path() {
+            "/alive" => (vec![b'x'; 1], Duration::from_millis(20)),
+            _ => (vec![b'x'; 1 << 16], Duration::ZERO),
+        };
+        while client.stream().write_all(&piece).is_ok() {
+            std::thread::sleep(pause);
+        }
+        let _ = left.send(received.path().to_owned());
+    });
+    let policy = format!("{FEW}gateway: {{ min_rate: 1, timeouts: {{ body: 1s }} }}\n");
+    let tollgate = gateway(&policy, &upstream);
+    let mut client = Http2::connect_with(tollgate.gateway, &[(INITIAL_WINDOW_SIZE, 0)]);
+    client.ask(1, &request("GET", "/alive"), true);
+    client.send(&Frame::new(kind::WINDOW_UPDATE, 0, 1, 60_000_u32.to_be_bytes()));
+    // Of two that may be in progress the first is: each of these is let in only when the one before it was let go of.
+    for stream in [3, 5, 7] {
+        client.ask(stream, &request("GET", "/stuck"), true);
+        assert_eq!(leaves.recv_timeout(SOON).expect("its connection is kept"), "/stuck");
+        tollgate.comes_to("tollgate_http_requests_in_flight", 1.0);
+    }
+    tollgate.comes_to("tollgate_upstream_requests_in_flight{upstream=\"default\"}", 1.0);
+    assert!(leaves.try_recv().is_err(), "the first was let go of, too");
+}

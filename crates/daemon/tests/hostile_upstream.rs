@@ -408,3 +408,57 @@ fn a_gateway_that_runs_out_of_files_takes_connections_again_when_there_are_some(
     }
     tollgate.comes_to_rest();
 }
+
+#[test]
+fn nobody_gets_what_a_server_sends_behind_an_answer_that_has_no_body() {
+    for told in ["content-length: 4", "transfer-encoding: chunked"] {
+        let gate = Gate::default();
+        let held = gate.clone();
+        let upstream = Upstream::start(move |received, stream| {
+            if received.path() != "/none" {
+                return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").is_ok();
+            }
+            stream.write_all(format!("HTTP/1.1 204 No Content\r\n{told}\r\n\r\n").as_bytes()).unwrap();
+            held.pass();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil").is_ok()
+        });
+        let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &upstream.url(), "--threads", "1"]);
+        assert_eq!(tollgate.get("/none", &[]).status, 204);
+        let mut next = tollgate.client();
+        next.send("GET /next HTTP/1.1\r\nhost: a\r\n\r\n");
+        gate.let_through(1);
+        assert_eq!(next.read().text(), "hello", "{told}");
+    }
+}
+
+#[test]
+fn who_leaves_behind_much_that_nobody_has_read_has_left() {
+    let gate = Gate::default();
+    let upstream = Upstream::hello_through(&gate);
+    let tollgate = gateway(ONE, &upstream);
+    let mut client = tollgate.client();
+    client.send("GET /x HTTP/1.1\r\nhost: a\r\n\r\n");
+    client.send(format!("GET /y HTTP/1.1\r\nhost: a\r\nx: {}", "y".repeat(30_000)));
+    tollgate.comes_to("tollgate_http_requests_in_flight", 1.0);
+    drop(client);
+    tollgate.comes_to_rest();
+    gate.let_through(1);
+}
+
+#[test]
+fn the_log_tells_which_server_did_not_answer() {
+    let (silent, gone) = (TcpListener::bind("127.0.0.1:0").unwrap(), free_port());
+    let silent = format!("http://{}", silent.local_addr().unwrap());
+    let gone = format!("http://127.0.0.1:{gone}");
+    for (server, status) in [(silent, 504), (gone, 502)] {
+        let policy = "gateway: { timeouts: { answer: 500ms } }\nlimiters: {}";
+        let tollgate =
+            Tollgate::start(BINARY, policy, &["--upstream", &server, "--access-log", "access.log"]);
+        assert_eq!(tollgate.get("/x", &[]).status, status);
+        let log = tollgate.folder().join("access.log");
+        let told = format!("\"server\":\"{server}\"");
+        tollgate_testkit::wait_until("it is written down", || {
+            std::fs::read_to_string(&log).is_ok_and(|log| log.contains(&told))
+        });
+    }
+}

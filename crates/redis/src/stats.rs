@@ -17,18 +17,18 @@ impl Count {
 }
 
 macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident,)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// What a store has counted since it was built. Numbers only grow.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct RedisStats {
-            $($(#[$doc])* pub $name: u64,)+
+            $($(#[doc = $doc])+ pub $name: u64,)+
         }
 
         impl RedisStats {
-            /// All numbers by their names, for metrics.
-            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)+].into_iter()
+            /// All numbers, with their names and what they mean, for metrics.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($doc),+).trim_ascii(), self.$name),)+].into_iter()
             }
         }
 

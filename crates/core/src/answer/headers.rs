@@ -215,7 +215,10 @@ pub(super) fn push(
 /// fit, and until when; who was let in by the last unit, or will never fit, hears of the whole quota instead.
 fn until(standing: &ToldStanding<'_>) -> u64 {
     let wait = standing.retry_after.filter(|wait| *wait > Nanos::ZERO);
-    let secs = wait.unwrap_or(standing.reset_after).as_secs_ceil();
+    // A place comes free when a request ends, however long a store would keep it for one that never does.
+    let whole =
+        if standing.told.unit == Unit::ConcurrentRequests { Nanos::ZERO } else { standing.reset_after };
+    let secs = wait.unwrap_or(whole).as_secs_ceil();
     if standing.remaining == 0 { secs.max(1) } else { secs }
 }
 

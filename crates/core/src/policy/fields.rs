@@ -354,6 +354,11 @@ pub(crate) static GATEWAY: &[Field] = &[
         "Whether connections begin with the PROXY protocol. It is believed of `trusted_proxies` only.",
         Words(YES_OR_NO),
     ),
+    field(
+        "encoded_slashes",
+        "Whether paths may have %2F, which some servers read as a slash and others do not: no unless said otherwise.",
+        Words(YES_OR_NO),
+    ),
     field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", SomeTime),
     field("timeouts", "How long the gateway waits for what.", Map(TIMEOUTS)),
     field("max_head", "The largest head of a request: 64KB unless said otherwise.", Size),

@@ -18,6 +18,8 @@ pub struct Gateway {
     pub tls: Option<GatewayTls>,
     /// Whether connections begin with a line of the PROXY protocol.
     pub proxy_protocol: bool,
+    /// Whether paths may have `%2F`, which limiters read as no slash. Servers behind the gateway may think otherwise.
+    pub encoded_slashes: bool,
     /// Whom requests are passed on to. The first whose conditions hold is taken.
     pub upstreams: Vec<Upstream>,
     /// How long it waits for what.

@@ -163,8 +163,11 @@ impl Source {
 
     fn find<'f>(&self, facts: &Facts<'f>, tokens: &dyn Tokens, now: Timestamp) -> Option<Cow<'f, [u8]>> {
         match self {
+            Self::Header(name) if name.eq_ignore_ascii_case("authorization") => {
+                facts.only_header(name).map(credentials)
+            }
             Self::Header(name) => facts.only_header(name).map(Cow::Borrowed),
-            Self::Cookie(name) => cookie(facts, name).map(Cow::Borrowed),
+            Self::Cookie(name) => cookie(facts, name).map(|value| decoded(value, false)),
             Self::Query(name) => query(facts.query, name),
             Self::Jwt(claim) => tokens.claim(facts, claim, now).map(|claim| Cow::Owned(claim.into_bytes())),
             Self::TlsClient => facts.tls_client.map(|name| Cow::Borrowed(name.as_bytes())),
@@ -251,16 +254,31 @@ fn cookie<'f>(facts: &Facts<'f>, name: &str) -> Option<&'f [u8]> {
     only.filter(|_| count == 1)
 }
 
+/// Credentials, however they are written: to servers `bearer  x` is `Bearer x`.
+fn credentials(value: &[u8]) -> Cow<'_, [u8]> {
+    /// As they are registered, and as policies name callers by them.
+    const SCHEMES: [&str; 7] = ["Bearer", "Basic", "Digest", "DPoP", "Negotiate", "Token", "ApiKey"];
+    let Some(end) = value.iter().position(|byte| *byte == b' ') else { return Cow::Borrowed(value) };
+    let (scheme, rest) = value.split_at(end);
+    let known = SCHEMES.iter().find(|known| scheme.eq_ignore_ascii_case(known.as_bytes()));
+    let usual = known.map_or(scheme, |known| known.as_bytes());
+    let token = rest.trim_ascii_start();
+    if scheme == usual && rest.len() == token.len() + 1 {
+        return Cow::Borrowed(value);
+    }
+    Cow::Owned([usual, b" ", token].concat())
+}
+
 /// A parameter that came once, decoded: one that is spelled otherwise is still the same.
 fn query<'f>(query: &'f str, name: &str) -> Option<Cow<'f, [u8]>> {
     let mut only = None;
     for pair in query.split('&') {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if *decoded(key) == *name.as_bytes() {
+        if *decoded(key.as_bytes(), true) == *name.as_bytes() {
             if only.is_some() {
                 return None;
             }
-            only = Some(trimmed(decoded(value)));
+            only = Some(trimmed(decoded(value.as_bytes(), true)));
         }
     }
     only
@@ -274,12 +292,13 @@ fn trimmed(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     }
 }
 
-fn decoded(text: &str) -> Cow<'_, [u8]> {
-    if !text.contains(['%', '+']) {
-        return Cow::Borrowed(text.as_bytes());
+/// Without the ways in which bytes can also be written. In forms a plus is a space.
+fn decoded(text: &[u8], is_form: bool) -> Cow<'_, [u8]> {
+    if !text.iter().any(|byte| *byte == b'%' || is_form && *byte == b'+') {
+        return Cow::Borrowed(text);
     }
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let Some((&first, behind)) = rest.split_first() {
         rest = behind;
         let digits = |pair: &[u8; 2]| {
@@ -291,7 +310,7 @@ fn decoded(text: &str) -> Cow<'_, [u8]> {
                 bytes.extend(digits(pair));
                 rest = behind;
             }
-            (b'+', _) => bytes.push(b' '),
+            (b'+', _) if is_form => bytes.push(b' '),
             _ => bytes.push(first),
         }
     }
@@ -302,6 +321,25 @@ fn decoded(text: &str) -> Cow<'_, [u8]> {
 #[allow(clippy::unwrap_used, reason = "a test")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn credentials_and_cookies_that_servers_read_alike_are_one_caller() {
+        for spelled in ["Bearer x", "bearer x", "BEARER  x", "bEARER \tx"] {
+            assert_eq!(*credentials(spelled.as_bytes()), *b"Bearer x", "{spelled}");
+        }
+        for other in ["x", "Bearerx", "Basic x", "Bearer X", ""] {
+            assert_ne!(*credentials(other.as_bytes()), *b"Bearer x", "{other}");
+        }
+        let found = |line: &str| {
+            let headers = [("cookie", line)];
+            let facts = Facts { headers: &headers, ..Facts::default() };
+            let source = Source::Cookie("session".to_owned());
+            source.find(&facts, &NoTokens, Timestamp::ZERO).map(|value| value.into_owned())
+        };
+        for spelled in ["session=a+c", "session=%61+c", "session=\"a+%63\""] {
+            assert_eq!(found(spelled).unwrap(), b"a+c", "{spelled}");
+        }
+    }
 
     #[test]
     fn a_cookie_or_parameter_that_comes_twice_is_none() {

@@ -268,7 +268,7 @@ impl Snapshot {
         counters(
             encoder,
             "store_errors",
-            "Requests that passed because the store had an error",
+            "Requests that passed because the store had an error that no limit has an answer for: an outage is none, see degraded decisions",
             &of(totals.store_errors),
         )?;
         counters(
@@ -401,11 +401,11 @@ impl Snapshot {
                     Some(&Unit::Bytes),
                     &one(store.local().stats().bytes as f64),
                 )?;
-                for (name, value) in store.shared().stats().named() {
+                for (name, means, value) in store.shared().stats().named() {
                     counters(
                         encoder,
                         &format!("redis_{name}"),
-                        "See docs/shared-store.md",
+                        means.trim_end_matches('.'),
                         &vec![(Vec::new(), value)],
                     )?;
                 }

@@ -199,8 +199,14 @@ async fn switch_all(State(admin): State<Admin>, Said(body): Said) -> Response {
 async fn report_utilization(State(admin): State<Admin>, Said(body): Said) -> Response {
     match body.get("percent").and_then(Value::as_f64) {
         Some(percent) if (0.0..=1000.0).contains(&percent) => {
-            admin.limiter.report_utilization((percent * 1e4) as u64);
-            Json(json!({ "percent": percent })).into_response()
+            let is_for_us = !admin.limiter.policy().watches_upstreams();
+            match is_for_us && admin.limiter.report_utilization((percent * 1e4) as u64) {
+                true => Json(json!({ "percent": percent })).into_response(),
+                false => problem(
+                    StatusCode::CONFLICT,
+                    "no limiter of the policy asks for it: one with `workers: { source: reported }` would",
+                ),
+            }
         }
         _ => problem(
             StatusCode::BAD_REQUEST,

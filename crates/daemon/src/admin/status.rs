@@ -118,7 +118,7 @@ pub fn lines(status: &Value) -> Vec<String> {
     let store = &status["store"];
     lines.push(match text(&store["kind"]).as_str() {
         "memory" => format!(
-            "  store      memory, {} of {} MiB, {} states forgotten",
+            "  store      memory, {} of {} MiB set aside, {} states forgotten",
             number(&store["bytes"]) >> 20,
             number(&store["max_bytes"]) >> 20,
             number(&store["evictions"])

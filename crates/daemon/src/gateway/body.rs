@@ -13,13 +13,16 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::time::{Instant, Sleep};
+use tollgate::Permit;
 
-use super::doing::{Held, Progress, Streaming};
+use super::doing::{Progress, Streaming};
 use super::fields;
 use super::http1::{ClientBody, ServerBody};
+use super::pool::Lent;
 use super::site::Site;
 use super::track::Track;
 use super::tunnel::Tunnel;
+use crate::store::AnyStore;
 
 /// What was wrong with the body of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub(super) enum Trouble {
     Slow = 2,
     /// The client has gone.
     Gone = 3,
+    /// It is no HTTP.
+    Malformed = 4,
 }
 
 /// How the sending of a request goes, for who waits for the answer.
@@ -55,6 +60,7 @@ impl Sending {
             1 => Trouble::TooLarge,
             2 => Trouble::Slow,
             3 => Trouble::Gone,
+            4 => Trouble::Malformed,
             _ => Trouble::None,
         }
     }
@@ -215,7 +221,8 @@ impl Streamed {
                 Some(Ok(without_forgery(frame, &self.site)))
             }
             Some(Err(error)) => {
-                self.sending.fails(Trouble::Gone);
+                let is_malformed = matches!(error, BrokenOff::Malformed);
+                self.sending.fails(if is_malformed { Trouble::Malformed } else { Trouble::Gone });
                 Some(Err(error))
             }
             None => None,
@@ -282,8 +289,6 @@ impl Body for AskedBody {
 /// The body of an answer, for the client.
 pub(super) struct AnswerBody {
     kind: Kind,
-    /// What ends with it. None: it has ended.
-    carried: Option<Box<Carried>>,
     /// Fields of the answer's head that need not be looked at any more, as HTTP/1 has them.
     lines: Vec<u8>,
 }
@@ -292,32 +297,104 @@ enum Kind {
     /// Of our own, and what becomes of its request.
     Text(Bytes, Option<Track>),
     /// From the server, and how long is waited for more of it.
-    Passed {
-        body: PassedBody,
-        patience: Duration,
-        timer: Option<Pin<Box<Sleep>>>,
-        sending: Option<Arc<Sending>>,
-    },
+    Passed { flow: Flow, patience: Duration, timer: Option<Pin<Box<Sleep>>>, sending: Option<Arc<Sending>> },
     /// Nothing, behind which the connection goes on in another way.
     Tunnel(Option<Box<Tunnel>>),
 }
 
+/// Where the answer of a server is.
+enum Flow {
+    /// Here: it may be all in one piece.
+    Own(Box<Passed>),
+    /// With whoever looks for clients that do not take it, because there is more than one piece.
+    Watched(Streaming),
+    Ended,
+}
+
+impl Flow {
+    /// Does something with the answer. None: it has ended, or was let go of.
+    fn with<R>(&mut self, act: impl FnOnce(&mut Passed) -> R) -> Option<R> {
+        match self {
+            Self::Own(passed) => Some(act(passed)),
+            Self::Watched(streaming) => streaming.passed().as_deref_mut().map(act),
+            Self::Ended => None,
+        }
+    }
+
+    fn look<R>(&self, look: impl FnOnce(&Passed) -> R) -> Option<R> {
+        match self {
+            Self::Own(passed) => Some(look(passed)),
+            Self::Watched(streaming) => streaming.passed().as_deref().map(look),
+            Self::Ended => None,
+        }
+    }
+
+    fn take(&mut self) -> Option<Box<Passed>> {
+        match std::mem::replace(self, Self::Ended) {
+            Self::Own(passed) => Some(passed),
+            Self::Watched(streaming) => streaming.passed().take(),
+            Self::Ended => None,
+        }
+    }
+
+    /// Has it be seen that so many bytes more are there for the client.
+    fn waits_for_client(&mut self, bytes: usize) {
+        *self = match std::mem::replace(self, Self::Ended) {
+            Self::Own(passed) => {
+                let doing = Arc::clone(passed.carried.track.doing());
+                Self::Watched(Progress::streaming(&doing, passed))
+            }
+            other => other,
+        };
+        if let Self::Watched(streaming) = self {
+            streaming.is_waiting_for_client(bytes);
+        }
+    }
+}
+
+/// The answer of a server.
+pub(super) struct Passed {
+    body: PassedBody,
+    carried: Carried,
+}
+
 /// What lasts as long as an answer.
 pub(super) struct Carried {
-    /// Once there is more than one piece, it is with `progress`.
-    pub(super) held: Held,
+    pub(super) permit: Permit<AnyStore>,
+    pub(super) lent: Lent,
     pub(super) track: Track,
-    /// Since when the client has not taken what is there for it, once there is more than one piece.
-    pub(super) progress: Option<Streaming>,
+}
+
+impl Passed {
+    /// Lets go of everything; the connection can be used again if the answer came to its end.
+    fn end(self, is_whole: bool) {
+        let Carried { permit, lent, mut track } = self.carried;
+        drop(permit);
+        let now = Instant::now();
+        track.ended(is_whole, now);
+        if let (true, PassedBody::Http1(mut body)) = (is_whole, self.body)
+            && let Some(idle) = body.idle()
+        {
+            lent.back(idle, now);
+        }
+    }
+
+    /// Lets go of everything, because the client does not take it.
+    pub(super) fn let_go(mut self) {
+        self.carried.track.note(|entry| {
+            entry.error = Some("the client did not take the answer in time".to_owned());
+        });
+        self.end(false);
+    }
 }
 
 impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
-        Self { kind: Kind::Text(text, Some(track)), carried: None, lines: Vec::new() }
+        Self { kind: Kind::Text(text, Some(track)), lines: Vec::new() }
     }
 
     pub(super) fn tunnel(tunnel: Tunnel) -> Self {
-        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), carried: None, lines: Vec::new() }
+        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), lines: Vec::new() }
     }
 
     pub(super) fn with_lines(mut self, lines: Vec<u8>) -> Self {
@@ -339,8 +416,12 @@ impl AnswerBody {
 
     /// Goes on with what is not the answer itself, while nobody takes more of that.
     pub(super) fn drive(&mut self, context: &mut Context<'_>) {
-        if let Kind::Passed { body: PassedBody::Http1(body), .. } = &mut self.kind {
-            body.drive(context);
+        if let Kind::Passed { flow, .. } = &mut self.kind {
+            flow.with(|passed| {
+                if let PassedBody::Http1(body) = &mut passed.body {
+                    body.drive(context);
+                }
+            });
         }
     }
 
@@ -353,10 +434,11 @@ impl AnswerBody {
         body: PassedBody,
         patience: Duration,
         sending: Option<Arc<Sending>>,
-        carried: Box<Carried>,
+        carried: Carried,
     ) -> Self {
-        let kind = Kind::Passed { body, patience, timer: None, sending };
-        let mut passed = Self { kind, carried: Some(carried), lines: Vec::new() };
+        let flow = Flow::Own(Box::new(Passed { body, carried }));
+        let kind = Kind::Passed { flow, patience, timer: None, sending };
+        let mut passed = Self { kind, lines: Vec::new() };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
             passed.end(true);
@@ -364,27 +446,29 @@ impl AnswerBody {
         passed
     }
 
-    /// Lets go of everything; the connection can be used again if the answer came to its end.
+    /// Lets go of everything.
     fn end(&mut self, is_whole: bool) {
-        if let Kind::Text(_, track) = &mut self.kind
-            && let Some(mut track) = track.take()
-        {
-            track.ended(is_whole, Instant::now());
+        match &mut self.kind {
+            Kind::Text(_, track) => {
+                if let Some(mut track) = track.take() {
+                    track.ended(is_whole, Instant::now());
+                }
+            }
+            Kind::Passed { flow, .. } => {
+                if let Some(passed) = flow.take() {
+                    passed.end(is_whole);
+                }
+            }
+            Kind::Tunnel(_) => {}
         }
-        let Some(mut carried) = self.carried.take() else { return };
-        let mut held = std::mem::take(&mut carried.held);
-        if let Some(streaming) = &carried.progress {
-            held = streaming.take();
+    }
+
+    /// Breaks off, for this reason.
+    fn fails(&mut self, why: &str) {
+        if let Kind::Passed { flow, .. } = &mut self.kind {
+            flow.with(|passed| passed.carried.track.fails(why));
         }
-        drop(held.permit.take());
-        let now = Instant::now();
-        carried.track.ended(is_whole, now);
-        if let (true, Some(lent), Kind::Passed { body: PassedBody::Http1(body), .. }) =
-            (is_whole, held.lent.take(), &mut self.kind)
-            && let Some(idle) = body.idle()
-        {
-            lent.back(idle, now);
-        }
+        self.end(false);
     }
 }
 
@@ -397,7 +481,7 @@ impl Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let this = self.get_mut();
-        let (body, patience, timer, sending) = match &mut this.kind {
+        let (flow, patience, timer, sending) = match &mut this.kind {
             Kind::Text(text, track) => {
                 let text = std::mem::take(text);
                 if let Some(track) = track {
@@ -406,20 +490,28 @@ impl Body for AnswerBody {
                 this.end(true);
                 return Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))));
             }
-            Kind::Passed { body, patience, timer, sending } => (body, *patience, timer, sending),
+            Kind::Passed { flow, patience, timer, sending } => (flow, *patience, timer, sending),
             Kind::Tunnel(_) => return Poll::Ready(None),
         };
-        let mut frame = Pin::new(&mut *body).poll_frame(context);
-        if let Poll::Ready(Some(Ok(frame))) = &mut frame
-            && let Some(trailers) = frame.trailers_mut()
-        {
-            fields::strip_answer_trailers(trailers);
-        }
-        let progress = this.carried.as_ref().and_then(|carried| carried.progress.as_ref());
+        let polled = flow.with(|Passed { body, carried }| {
+            let mut frame = Pin::new(&mut *body).poll_frame(context);
+            if let Poll::Ready(Some(Ok(frame))) = &mut frame {
+                carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
+                if let Some(trailers) = frame.trailers_mut() {
+                    fields::strip_answer_trailers(trailers);
+                }
+            }
+            (frame, body.is_end_stream())
+        });
+        let Some((frame, has_ended)) = polled else {
+            // It was let go of, unless it had come to its end.
+            let is_over = matches!(std::mem::replace(flow, Flow::Ended), Flow::Ended);
+            return Poll::Ready((!is_over).then_some(Err(BrokenOff::Slow)));
+        };
         match &frame {
             Poll::Pending => {
-                if let Some(progress) = progress {
-                    progress.is_waiting_for_server();
+                if let Flow::Watched(streaming) = flow {
+                    streaming.is_waiting_for_server();
                 }
                 let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
                 loop {
@@ -431,38 +523,20 @@ impl Body for AnswerBody {
                         None => break,
                     }
                 }
-                if let Some(carried) = &mut this.carried {
-                    carried.track.fails("the server stopped in the middle of its answer");
-                }
-                this.end(false);
+                this.fails("the server stopped in the middle of its answer");
                 return Poll::Ready(Some(Err(BrokenOff::Slow)));
             }
             Poll::Ready(Some(Ok(frame))) => {
                 *timer = None;
-                if let Some(progress) = progress {
-                    progress.is_waiting_for_client(frame.data_ref().map_or(0, Bytes::len));
-                }
                 // Nobody asks for more behind trailers, and so nobody would hear that there is no more.
-                let is_last = body.is_end_stream() || frame.is_trailers();
-                if let Some(carried) = &mut this.carried {
-                    carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
-                    if !is_last && carried.progress.is_none() {
-                        let held = std::mem::take(&mut carried.held);
-                        carried.progress = Some(Progress::streaming(carried.track.doing(), held));
-                    }
-                }
-                if is_last {
-                    this.end(true);
+                match has_ended || frame.is_trailers() {
+                    true => this.end(true),
+                    false => flow.waits_for_client(frame.data_ref().map_or(0, Bytes::len)),
                 }
             }
             Poll::Ready(None) => this.end(true),
             Poll::Ready(Some(Err(error))) => {
-                if let Some(carried) = &mut this.carried {
-                    carried
-                        .track
-                        .fails(&format!("the server broke off in the middle of its answer: {error}"));
-                }
-                this.end(false);
+                this.fails(&format!("the server broke off in the middle of its answer: {error}"));
             }
         }
         frame
@@ -470,17 +544,17 @@ impl Body for AnswerBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Tunnel(_) => true,
+            Kind::Tunnel(_) | Kind::Passed { flow: Flow::Ended, .. } => true,
             Kind::Text(text, _) => text.is_empty(),
-            Kind::Passed { body, .. } => body.is_end_stream(),
+            Kind::Passed { flow, .. } => flow.look(|passed| passed.body.is_end_stream()).unwrap_or(false),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Tunnel(_) => SizeHint::with_exact(0),
+            Kind::Tunnel(_) | Kind::Passed { flow: Flow::Ended, .. } => SizeHint::with_exact(0),
             Kind::Text(text, _) => SizeHint::with_exact(text.len() as u64),
-            Kind::Passed { body, .. } => body.size_hint(),
+            Kind::Passed { flow, .. } => flow.look(|passed| passed.body.size_hint()).unwrap_or_default(),
         }
     }
 }

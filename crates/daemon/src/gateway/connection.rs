@@ -1,7 +1,7 @@
 //! One connection with a client, from its first byte to its last.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,8 +43,15 @@ pub(super) struct Connection {
     pub(super) doing: Arc<Doing>,
 }
 
+/// How long a connection over HTTP/2 has to end by itself when it was told to and nobody uses it.
+const LAST_CALL: Duration = Duration::from_secs(1);
 /// How often it is looked at what a connection is doing.
 const TICK: Duration = Duration::from_secs(5);
+/// How much of a body over HTTP/2 is taken before its server has taken it.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// The same of all bodies on one connection. One whose server takes nothing leaves room for others, also of small pieces: h2 bounds
+/// those by this window.
+const CONNECTION_WINDOW: u32 = 16 << 20;
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Serves a connection until it ends.
@@ -80,8 +87,19 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     let Some(acceptor) = shared.tls.load_full() else {
         return begin(worker, stream, connection, head).await;
     };
-    let Ok(Ok(stream)) = Box::pin(timeout(head, acceptor.accept(stream))).await else {
-        return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore();
+    if stream.beginning().first().is_some_and(u8::is_ascii_uppercase) {
+        return answer_plainly(worker, stream, connection).await;
+    }
+    let accepted = Box::pin(timeout(head, acceptor.accept(stream))).await;
+    let stream = match accepted.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
+        Ok(stream) => stream,
+        Err(error) => {
+            static TOLD: Seldom = Seldom::new();
+            if TOLD.is_due() {
+                tracing::info!(%peer, "a client did not come to terms over TLS: {error}");
+            }
+            return shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore();
+        }
     };
     let session = stream.get_ref().1;
     connection.is_tls = true;
@@ -93,6 +111,14 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
             serve_http1(worker, wire, connection).await;
         }
     }
+}
+
+/// Answers a client that does not know that TLS is spoken here.
+async fn answer_plainly(worker: Arc<Worker>, stream: Rewound<TcpStream>, connection: Connection) {
+    let (_, stream) = stream.into_parts();
+    let served = http1_of(&worker, Wire::new(Stream::Plain(stream), BytesMut::new()));
+    let ended = served.turn_away("TLS is spoken here: ask with https.").await;
+    note(&worker, connection.peer.ip(), ended);
 }
 
 /// Says that a value is of no interest.
@@ -180,14 +206,32 @@ impl Service<Request<Incoming>> for Edge {
     }
 }
 
+fn http1_of(worker: &Worker, wire: Wire) -> http1::Connection {
+    let (shared, site) = (&worker.shared, worker.shared.site.load());
+    let times = http1::Times { head: site.times.head, idle: site.times.idle, write: site.times.body };
+    let ends = [shared.notice.clone(), shared.drain.clone()];
+    http1::Connection::new(wire, times, site.max_head, ends, Arc::clone(&shared.room))
+}
+
+/// Counts how a connection came to its end, where nobody else knows of it.
+fn note(worker: &Worker, client: IpAddr, ended: Ended) {
+    let counts = &worker.shared.watch.counts;
+    match ended {
+        Ended::Well => {}
+        Ended::Badly => counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore(),
+        Ended::Malformed(status) => {
+            counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+            worker.shared.watch.malformed(client, status.as_u16());
+        }
+    }
+}
+
 async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
     let site = worker.shared.site.load_full();
     let doing = Arc::clone(&connection.doing);
     let client = connection.peer.ip();
     let drain = worker.shared.drain.clone();
-    let times = http1::Times { head: site.times.head, idle: site.times.idle, write: site.times.body };
-    let room = Arc::clone(&worker.shared.room);
-    let served = http1::Connection::new(wire, times, site.max_head, drain.clone(), room);
+    let served = http1_of(&worker, wire);
     let connection = Arc::new(connection);
     let mut served = pin!(served.serve(|request| request::answer(&worker, &connection, request)));
     let tick_every = TICK.min(site.times.body).min(site.times.whole.unwrap_or(TICK));
@@ -217,16 +261,8 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
             is_set = true;
         }
     });
-    let counts = &worker.shared.watch.counts;
-    match ended.await {
-        Ended::Well => {}
-        Ended::Badly => counts.misbehaved.fetch_add(1, Ordering::Relaxed).ignore(),
-        // Nobody else knows of it.
-        Ended::Malformed(status) => {
-            counts.misbehaved.fetch_add(1, Ordering::Relaxed);
-            worker.shared.watch.malformed(client, status.as_u16());
-        }
-    }
+    let ended = ended.await;
+    note(&worker, client, ended);
 }
 
 async fn serve_http2<T>(worker: Arc<Worker>, stream: T, connection: Connection)
@@ -242,16 +278,21 @@ where
         .max_header_list_size(u32::try_from(site.max_head).unwrap_or(64 << 10))
         .max_pending_accept_reset_streams(20)
         .max_local_error_reset_streams(128)
-        .initial_stream_window_size(256 << 10)
-        .initial_connection_window_size(1 << 20)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(site.times.idle.min(Duration::from_secs(30)))
         .keep_alive_timeout(site.times.head)
         .serve_connection(TokioIo::new(Calm::new(stream)), edge);
     let mut served = pin!(served);
     let tick_every = TICK.min(site.times.idle).min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
-    let mut ends = pin!(worker.shared.drain.cancelled());
-    let (mut is_ending, mut served_before, mut idle_since) = (false, 0, Instant::now());
+    // Who has come since clients were told to go elsewhere stays until the end.
+    let (notice, drain) = (&worker.shared.notice, &worker.shared.drain);
+    let told = if notice.is_cancelled() { drain } else { notice };
+    let mut told = pin!(told.cancelled());
+    let mut ends = pin!(drain.cancelled());
+    let (mut is_ending, mut is_last_call, mut served_before, mut idle_since) =
+        (false, false, 0, Instant::now());
     loop {
         tokio::select! {
             biased;
@@ -261,9 +302,13 @@ where
                 }
                 return;
             }
-            () = ends.as_mut(), if !is_ending => {
+            () = told.as_mut(), if !is_ending => {
                 is_ending = true;
                 served.as_mut().graceful_shutdown();
+            }
+            () = ends.as_mut(), if !is_last_call => {
+                is_last_call = true;
+                tick.as_mut().reset(Instant::now() + LAST_CALL);
             }
             () = tick.as_mut() => {
                 if doing.is_stuck(&site.times) {
@@ -276,7 +321,7 @@ where
                     (served_before, idle_since) = (requests, now);
                 }
                 let idle = now - idle_since;
-                if idle >= site.times.idle + site.times.head {
+                if idle >= site.times.idle + site.times.head || is_last_call && doing.is_idle() {
                     // It was told that the connection ends, and has not ended it.
                     return;
                 }
@@ -285,7 +330,7 @@ where
                     is_ending = true;
                     served.as_mut().graceful_shutdown();
                 }
-                tick.as_mut().reset(now + tick_every);
+                tick.as_mut().reset(now + if is_last_call { LAST_CALL } else { tick_every });
             }
         }
     }

@@ -24,7 +24,7 @@ pub(crate) struct Counts {
     pub(crate) in_flight: AtomicU64,
     /// Requests that servers did not answer, or not to the end.
     pub(crate) upstream_failures: AtomicU64,
-    /// Answers by the first digit of their status; 499 is a client that went away.
+    /// Answers by the first digit of their status; those of clients that went away before there was one are the first.
     by_status: [AtomicU64; 6],
     /// Answers by the time that they took, each in the first bucket that holds it.
     buckets: [AtomicU64; BOUNDS.len() + 1],
@@ -32,8 +32,10 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Counts an answer. The status is 0 if there was none.
     pub(super) fn answered(&self, status: u16, took: Duration) {
-        let class = if status == 499 { 0 } else { usize::from(status / 100) };
+        // Whatever is above is no success either.
+        let class = usize::from(status / 100).min(self.by_status.len() - 1);
         if let Some(count) = self.by_status.get(class) {
             count.fetch_add(1, Ordering::Relaxed);
         }

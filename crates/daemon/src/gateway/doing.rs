@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
-use tollgate::Permit;
 
 use super::alarm::Alarm;
-use super::pool::Lent;
+use super::body::Passed;
 use super::site::Times;
-use crate::store::AnyStore;
 
 /// What one connection is doing, as its requests tell.
 pub(super) struct Doing {
@@ -50,16 +48,8 @@ pub(super) struct Progress {
     bytes: AtomicU64,
     /// When it began, as `since`.
     begun: u64,
-    /// What is held for the request meanwhile.
-    held: Mutex<Held>,
-}
-
-/// What is held for a request until its answer has ended.
-#[derive(Default)]
-pub(super) struct Held {
-    pub(super) permit: Option<Permit<AnyStore>>,
-    /// The connection that the answer comes from.
-    pub(super) lent: Option<Lent>,
+    /// The answer, with all that is held for it. None: it has ended, or was let go of.
+    passed: Mutex<Option<Box<Passed>>>,
 }
 
 /// An answer that comes in many pieces, for as long as it does.
@@ -81,12 +71,11 @@ impl Drop for Watching<'_> {
 }
 
 impl Progress {
-    pub(super) fn streaming(doing: &Arc<Doing>, held: Held) -> Streaming {
-        let progress = Arc::new(Self { begun: doing.now(), held: Mutex::new(held), ..Self::default() });
+    pub(super) fn streaming(doing: &Arc<Doing>, passed: Box<Passed>) -> Streaming {
+        let progress =
+            Arc::new(Self { begun: doing.now(), passed: Mutex::new(Some(passed)), ..Self::default() });
         doing.streaming.lock().push(Arc::clone(&progress));
-        let streaming = Streaming { progress, doing: Arc::clone(doing) };
-        streaming.is_waiting_for_client(0);
-        streaming
+        Streaming { progress, doing: Arc::clone(doing) }
     }
 
     /// Whether a client has had all the time that it may have.
@@ -128,9 +117,9 @@ impl Streaming {
 }
 
 impl Streaming {
-    /// What is still held.
-    pub(super) fn take(&self) -> Held {
-        std::mem::take(&mut *self.progress.held.lock())
+    /// The answer, if it was not let go of.
+    pub(super) fn passed(&self) -> MutexGuard<'_, Option<Box<Passed>>> {
+        self.progress.passed.lock()
     }
 }
 
@@ -155,18 +144,22 @@ impl Doing {
         self.requests.load(Ordering::Acquire) == 0
     }
 
-    /// Lets go of what is held for answers that a client does not take, or too slowly: its permits, and connections to servers.
-    /// Other answers on the connection go on. True if there are none.
+    /// Lets go of answers that a client does not take, or too slowly, and of all that is held for them: permits, and connections
+    /// to servers. Other answers on the connection go on. True if there are none.
     pub(super) fn is_stuck(&self, times: &Times) -> bool {
         let now = self.now();
         let streaming = self.streaming.lock();
-        let held: Vec<Held> = streaming
+        let stuck: Vec<Box<Passed>> = streaming
             .iter()
             .filter(|progress| progress.is_too_slow(now, times))
-            .map(|progress| std::mem::take(&mut *progress.held.lock()))
+            .filter_map(|progress| progress.passed.lock().take())
             .collect();
         let all = self.requests.load(Ordering::Acquire) as usize;
         drop(streaming);
-        !held.is_empty() && held.len() >= all
+        let is_all = !stuck.is_empty() && stuck.len() >= all;
+        for passed in stuck {
+            passed.let_go();
+        }
+        is_all
     }
 }

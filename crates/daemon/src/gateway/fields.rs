@@ -111,26 +111,26 @@ pub(super) fn strip_words(
 fn is_word_of_proxies(name: &HeaderName, policy: &Policy) -> bool {
     let name = name.as_str();
     let is_address = || matches!(policy.address_header(), AddressHeader::Named(header) if **header == *name);
-    let is_word = matches!(
-        name,
-        "forwarded"
-            | "x-forwarded-port"
-            | "x-forwarded-prefix"
-            | "x-forwarded-server"
-            | "x-forwarded-ssl"
-            | "x-forwarded-scheme"
-            | "x-forwarded"
-            | "front-end-https"
-            | "true-client-ip"
-            | "x-client-ip"
-            | "x-cluster-client-ip"
-            | "cf-connecting-ip"
-            | "fastly-client-ip"
-            | "fly-client-ip"
-            | "x-envoy-external-address"
-            | "x-original-url"
-            | "x-rewrite-url"
-    );
+    let is_word = name.starts_with("x-forwarded-")
+        || name.starts_with("x-envoy-")
+        || matches!(
+            name,
+            "forwarded"
+                | "x-forwarded"
+                | "front-end-https"
+                | "true-client-ip"
+                | "x-client-ip"
+                | "x-cluster-client-ip"
+                | "cf-connecting-ip"
+                | "fastly-client-ip"
+                | "fly-client-ip"
+                | "x-original-url"
+                | "x-original-uri"
+                | "x-original-method"
+                | "x-original-host"
+                | "x-original-forwarded-for"
+                | "x-rewrite-url"
+        );
     is_word || is_address()
 }
 

@@ -29,7 +29,9 @@ pub(super) async fn look_after(server: Arc<Server>, health: Health) {
         if server.found(is_well) {
             match is_well {
                 true => tracing::info!(server = %server.address, "the server is well again"),
-                false => tracing::warn!(server = %server.address, "the server is ill, and gets no requests"),
+                false => {
+                    tracing::warn!(server = %server.address, "the server is ill, and gets no requests while there are others that are well")
+                }
             }
         }
         tokio::time::sleep(every).await;

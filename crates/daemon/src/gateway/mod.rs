@@ -22,6 +22,7 @@ mod tls;
 mod track;
 mod tunnel;
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -61,6 +62,8 @@ pub(crate) struct Shared {
     tls: ArcSwapOption<TlsAcceptor>,
     /// What servers have to show, unless the policy says otherwise.
     trust: Trust,
+    /// Rings when clients are told to go elsewhere, or to connect anew.
+    notice: CancellationToken,
     /// Rings when no more connections are taken, and those that are there end when they can.
     drain: CancellationToken,
     /// Rings when those that have not ended are waited for no longer.
@@ -98,6 +101,10 @@ impl Room {
             );
         }
         Arc::clone(&self.left).acquire_owned().await.ok()
+    }
+
+    fn some_at_once(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.left).try_acquire_owned().ok()
     }
 }
 
@@ -147,6 +154,7 @@ impl Gateway {
             watch: Arc::new(Watch { counts: Counts::default(), log, is_over: AtomicBool::new(false) }),
             tls: ArcSwapOption::from_pointee(certificates.acceptor),
             trust,
+            notice: CancellationToken::new(),
             drain: CancellationToken::new(),
             cut: CancellationToken::new(),
             workers,
@@ -189,20 +197,14 @@ impl Gateway {
             let accepted = async { (self.shared.room.some().await, listener.accept().await) };
             let (room, accepted) = tokio::select! {
                 biased;
-                () = ended.as_mut() => return,
+                () = ended.as_mut() => break,
                 accepted = accepted => accepted,
             };
             let Some(room) = room else { return };
             match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
                 Ok((stream, peer)) => {
                     pause = Duration::ZERO;
-                    counts.accepted.fetch_add(1, Ordering::Relaxed);
-                    let fewest = self.hands.iter().min_by_key(|hand| hand.open.load(Ordering::Relaxed));
-                    let Some(hand) = fewest else { return };
-                    hand.open.fetch_add(1, Ordering::Relaxed);
-                    if hand.connections.send(Accepted { stream, peer, room }).is_err() {
-                        return;
-                    }
+                    self.hand_over(Accepted { stream, peer, room });
                 }
                 // The client was faster to go than we to take it.
                 Err(error) if is_of_one_connection(&error) => {}
@@ -220,19 +222,42 @@ impl Gateway {
                 }
             }
         }
+        // Those that wait to be taken would be broken with the listener.
+        let Ok(listener) = listener.into_std() else { return };
+        while let Some(room) = self.shared.room.some_at_once()
+            && let Ok((stream, peer)) = listener.accept()
+            && stream.set_nonblocking(true).is_ok()
+        {
+            self.hand_over(Accepted { stream, peer, room });
+        }
     }
 
-    /// Takes no more connections, and waits until those that are there have ended, but not for longer than that. The number is
-    /// that of requests that had not.
-    pub(crate) async fn drain(self, patience: Duration) -> u64 {
+    /// Gives a connection to the worker that has the fewest.
+    fn hand_over(&self, accepted: Accepted) {
+        self.shared.watch.counts.accepted.fetch_add(1, Ordering::Relaxed);
+        if let Some(hand) = self.hands.iter().min_by_key(|hand| hand.open.load(Ordering::Relaxed)) {
+            hand.open.fetch_add(1, Ordering::Relaxed);
+            // A worker that is not there any more takes none, and closes none either.
+            let _ = hand.connections.send(accepted);
+        }
+    }
+
+    /// Takes no more connections, and waits until those that are there have ended, but not for longer than that, nor when it is
+    /// hurried. The number is that of requests that had not.
+    pub(crate) async fn drain(self, patience: Duration, hurried: impl Future<Output = ()>) -> u64 {
         let shared = self.shared;
-        shared.drain.cancel();
+        shared.drain();
         drop(self.hands);
         let threads = tokio::task::spawn_blocking(move || {
             self.threads.into_iter().for_each(|thread| drop(thread.join()))
         });
         let mut threads = pin!(threads);
-        let is_late = tokio::time::timeout(patience, threads.as_mut()).await.is_err();
+        let is_late = tokio::select! {
+            biased;
+            _ = threads.as_mut() => false,
+            () = tokio::time::sleep(patience) => true,
+            () = hurried => true,
+        };
         let left = shared.watch.counts.in_flight.load(Ordering::Relaxed);
         if is_late {
             // What is cut off now is written down like all else.
@@ -253,8 +278,14 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 impl Shared {
+    /// Has clients told that it ends: each answer is the last on its connection.
+    pub(crate) fn give_notice(&self) {
+        self.notice.cancel();
+    }
+
     /// Has connections end when they can.
     pub(crate) fn drain(&self) {
+        self.notice.cancel();
         self.drain.cancel();
     }
 

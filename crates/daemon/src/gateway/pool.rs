@@ -27,6 +27,12 @@ const FORGOTTEN: Duration = Duration::from_secs(50);
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
+/// How much of an answer over HTTP/2 is taken before its client has taken it.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// The same of all answers on one connection: as much as there can be. They are those of many clients, and however many do not take
+/// theirs, the others get theirs. It also bounds the small pieces that h2 puts up with on a connection.
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+
 /// Whether no more files can be opened here: EMFILE, ENFILE.
 pub(super) fn is_out_of_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(24 | 23))
@@ -73,14 +79,17 @@ impl Upstream {
     }
 
     /// Whose turn it is: the next one that is well, or the next one if none is.
-    fn pick(&self, tried: usize) -> Option<&Arc<Server>> {
+    fn pick(&self, tried: usize) -> Option<usize> {
         let count = self.servers.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let turns = (0..count).filter_map(|turn| self.servers.get(first.wrapping_add(turn) % count));
-        if count == 1 || tried >= count {
-            return self.servers.get(first % count.max(1));
+        let mut turns = (0..count).map(|turn| first.wrapping_add(turn) % count);
+        if count > 1 && tried < count {
+            let is_well = |at: &usize| self.servers.get(*at).is_some_and(|server| server.is_well());
+            if let Some(at) = turns.clone().find(is_well) {
+                return Some(at);
+            }
         }
-        turns.clone().find(|server| server.is_well()).or_else(|| turns.clone().next())
+        turns.next()
     }
 }
 
@@ -138,10 +147,6 @@ impl Lent {
         if let Some(shelf) = self.server.shelves.get(self.worker) {
             shelf.http1.lock().push(Idle { exchange, since });
         }
-    }
-
-    pub(super) fn server(&self) -> &policy::Server {
-        &self.server.address
     }
 }
 
@@ -216,6 +221,12 @@ impl Server {
             || self.unreachable.lock().is_none_or(|since| since.elapsed() > LEFT_ALONE)
     }
 
+    /// Whether it could not be reached by somebody who has tried since then.
+    fn is_out_of_reach_since(&self, since: Instant) -> bool {
+        self.is_unreachable.load(Ordering::Relaxed)
+            && self.unreachable.lock().is_some_and(|tried| tried >= since)
+    }
+
     /// What looking after it has shown. True if that is news.
     pub(super) fn found(&self, is_well: bool) -> bool {
         self.is_ill.swap(!is_well, Ordering::Relaxed) == is_well
@@ -282,12 +293,14 @@ impl Server {
                 }
             })
         });
-        let connected = connected.await.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {patience:?}")))
-        });
+        let connected = connected.await.unwrap_or_else(|_| Err(late(patience)));
         self.reached(connected.as_ref().err());
         connected
     }
+}
+
+fn late(patience: Duration) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {patience:?}"))
 }
 
 async fn http2_of(stream: Stream) -> hyper::Result<http2::SendRequest<AskedBody>> {
@@ -295,8 +308,8 @@ async fn http2_of(stream: Stream) -> hyper::Result<http2::SendRequest<AskedBody>
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(10))
-        .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(4 << 20)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .handshake(TokioIo::new(stream))
         .await?;
     tokio::spawn(connection);
@@ -315,15 +328,17 @@ pub(super) struct Manner {
 
 impl Upstream {
     /// Passes a request on. What has certainly not been begun is tried again elsewhere, and so is what can be repeated and
-    /// was sent on a connection that its server had closed meanwhile. Nothing else is.
+    /// was sent on a connection that its server had closed meanwhile. Nothing else is. `asked` is whom it was last tried with.
     pub(super) async fn pass(
         &self,
         request: &mut Request<AskedBody>,
         manner: Manner,
+        asked: &mut Option<usize>,
     ) -> Result<(Response<PassedBody>, Lent), Failed> {
         let mut last = Failed::Unreachable("there is no server".to_owned());
         for tried in 0..self.servers.len().max(1) {
-            let Some(server) = self.pick(tried) else { break };
+            *asked = self.pick(tried);
+            let Some(server) = asked.and_then(|at| self.servers.get(at)) else { break };
             let lent = Lent::new(server, self, manner.worker);
             let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
                 true => Box::pin(server.pass_http2(request, manner)).await,
@@ -448,8 +463,17 @@ impl Server {
             // What was sent once is tried nowhere else.
             let again = if tried == 0 { Again::Elsewhere } else { Again::Never };
             let (mut sender, is_fresh) = {
-                // Whoever comes meanwhile waits for this connection instead of making another.
-                let mut kept = shelf.http2.lock().await;
+                // Whoever comes meanwhile waits for this connection instead of making another, and hears when there is none.
+                let since = Instant::now();
+                let Ok(mut kept) = timeout(manner.connect_timeout, shelf.http2.lock()).await else {
+                    return Err((late(manner.connect_timeout).into(), again));
+                };
+                if self.is_out_of_reach_since(since) {
+                    return Err((
+                        Failed::Unreachable("no connection, neither for another request".to_owned()),
+                        again,
+                    ));
+                }
                 match kept.as_ref().filter(|sender| !sender.is_closed()) {
                     Some(sender) => (sender.clone(), false),
                     None => {

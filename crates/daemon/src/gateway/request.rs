@@ -22,7 +22,7 @@ use tollgate_core::answer::HeaderList;
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, AskingBody, Carried, PassedBody, Sending, Trouble};
 use super::connection::Connection;
-use super::doing::{Doing, Held};
+use super::doing::Doing;
 use super::fields::{self, Origin};
 use super::pool::{Failed, Manner};
 use super::problem::Problem;
@@ -30,6 +30,9 @@ use super::site::Site;
 use super::track::Track;
 use super::tunnel::Tunnel;
 use crate::store::AnyStore;
+
+/// Tells in an answer that something was decided without the store.
+const DEGRADED: &str = "x-tollgate-degraded";
 
 /// The answer to a request: made at once, or on its way.
 #[allow(
@@ -67,7 +70,7 @@ pub(super) fn answer(
     let facts = facts_of(request.method(), request.uri(), &headers, connection);
     let client = site.policy.client_address(&facts).unwrap_or_else(|| connection.peer.ip());
     track.asked(facts.method, facts.path, Some(client));
-    if let Err(problem) = check(&request) {
+    if let Err(problem) = check(&request, site.policy.gateway().encoded_slashes) {
         let mut answer = own(problem, is_grpc(request.headers()), track);
         // Who sends such things may mean something else by what follows, too.
         fields::close(&mut answer, request.version());
@@ -198,9 +201,9 @@ impl Passing {
             self.manner.now = Instant::now();
         }
         let mut track = self.track;
-        let mut is_again = false;
+        let (mut asked, mut is_again) = (None, false);
         let passed = loop {
-            let passed = pin!(upstream.pass(&mut self.request, self.manner));
+            let passed = pin!(upstream.pass(&mut self.request, self.manner, &mut asked));
             let (patience, doing) = (self.site.times.answer, &self.connection.doing);
             let passed = in_time(patience, self.manner.now, self.sending.as_deref(), doing, passed).await;
             let is_short = matches!(passed, Some(Err(Failed::NoFiles(_))));
@@ -209,6 +212,8 @@ impl Passing {
             }
             is_again = true;
         };
+        let server = asked.and_then(|at| upstream.servers.get(at));
+        track.note(|entry| entry.server = server.map(|server| server.address.to_string()));
         let trouble = || self.sending.as_ref().map_or(Trouble::None, |sending| sending.trouble());
         let (mut response, lent) = match passed {
             Some(Ok(passed)) => passed,
@@ -217,6 +222,7 @@ impl Passing {
                     Trouble::TooLarge => Problem::TooLarge,
                     Trouble::Slow => Problem::Slow,
                     Trouble::Gone => Problem::Malformed("The body of the request broke off."),
+                    Trouble::Malformed => Problem::Malformed("The body of the request is no HTTP."),
                     Trouble::None => {
                         let (Failed::Unreachable(why) | Failed::NoFiles(why) | Failed::Broken(why)) = &failed;
                         track.fails(why);
@@ -231,7 +237,6 @@ impl Passing {
             }
         };
         let (permit, site) = (self.permit, self.site);
-        track.note(|entry| entry.server = Some(lent.server().to_string()));
         track.answered(response.status());
         permit.answered(|name| response.headers().get(name).map(HeaderValue::as_bytes));
         let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -246,13 +251,9 @@ impl Passing {
             add_fields(response.headers_mut(), ours);
         }
         if permit.is_degraded() {
-            response.headers_mut().insert("x-tollgate-degraded", HeaderValue::from_static("true"));
+            response.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
         }
-        let mut carried = Box::new(Carried {
-            held: Held { permit: Some(permit), lent: Some(lent) },
-            track,
-            progress: None,
-        });
+        let mut carried = Carried { permit, lent, track };
         if !is_switch {
             let (patience, sending) = (site.times.answer, self.sending);
             return response
@@ -331,6 +332,7 @@ fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Respo
     track.note(|entry| {
         entry.verdict = "refused";
         entry.limiter = Some(refusal.limiter().to_owned());
+        entry.degraded = refusal.is_degraded();
         entry.class = refusal.class().map(Arc::from);
         entry.plan = refusal.plan().map(Arc::from);
     });
@@ -338,11 +340,17 @@ fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Respo
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let is_grpc = kind.is_some_and(|kind| kind.starts_with(b"application/grpc"));
     if request.version() >= Version::HTTP_2 || is_grpc {
-        return text(refused(refusal, headers, path).map(Bytes::from), track);
+        let mut response = refused(refusal, headers, path).map(Bytes::from);
+        if refusal.is_degraded() {
+            response.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
+        }
+        return text(response, track);
     }
     // The same, without a map of fields that nobody looks at any more.
     let answer = refusal.answer(fields::joined(headers, &header::ACCEPT).as_deref(), path);
+    let degraded = refusal.is_degraded().then_some((DEGRADED, "true"));
     let fields = told(&answer.headers).chain([(header::CONTENT_TYPE.as_str(), answer.content_type)]);
+    let fields = fields.chain(degraded);
     let lines = fields::lines(fields);
     let mut response = Response::new(Bytes::from(answer.body));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
@@ -378,7 +386,7 @@ fn host_of<'r>(uri: &'r Uri, headers: &'r http::HeaderMap) -> &'r str {
 }
 
 /// Whether it is a request that everybody reads alike.
-fn check<B>(request: &Request<B>) -> Result<(), Problem> {
+fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem> {
     if request.method() == Method::CONNECT {
         return Err(Problem::NoTunnel);
     }
@@ -428,6 +436,12 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
     {
         return Err(Problem::Malformed(
             "The path of the request has a character that is read differently by different servers.",
+        ));
+    }
+    // To some servers it is a slash, and what is behind it another path than the one that limiters have seen.
+    if is_suspect && !may_have_slashes && bytes.windows(3).any(|three| three.eq_ignore_ascii_case(b"%2f")) {
+        return Err(Problem::Malformed(
+            "The path of the request has an encoded slash (%2F), which this gateway does not pass on.",
         ));
     }
     Ok(())

@@ -91,11 +91,10 @@ impl Drop for Track {
         let took = self.ended.unwrap_or_else(Instant::now) - self.begun;
         let counts = &self.watch.counts;
         counts.in_flight.fetch_sub(1, Ordering::Relaxed);
-        // A client that went away before there was an answer, as others log it.
-        let status = if self.status == 0 { 499 } else { self.status };
-        counts.answered(status, took);
+        counts.answered(self.status, took);
         if let (Some(mut entry), Some(log)) = (self.entry.take(), &self.watch.log) {
-            entry.status = status;
+            // A client that went away before there was an answer, as others log it.
+            entry.status = if self.status == 0 { 499 } else { self.status };
             entry.bytes = self.bytes;
             entry.took = took;
             entry.is_whole = self.is_whole;

@@ -16,7 +16,7 @@ use super::http1::Wire;
 /// The end of the server, and what lasts as long as the tunnel.
 pub(super) struct Tunnel {
     pub(super) server: Wire,
-    pub(super) carried: Box<Carried>,
+    pub(super) carried: Carried,
     /// How long nothing may go either way.
     pub(super) patience: Duration,
 }
@@ -27,8 +27,9 @@ pub(super) async fn connect(client: Wire, tunnel: Box<Tunnel>) {
     let (from_client, to_client) = tokio::io::split(client);
     let (from_server, to_server) = tokio::io::split(server);
     let pulse = Pulse { last: Mutex::new(Instant::now()), patience };
-    let (up, down) = tokio::join!(copy(from_client, to_server, &pulse), copy(from_server, to_client, &pulse));
-    carried.track.sent(usize::try_from(down.unwrap_or(0)).unwrap_or(usize::MAX));
+    let ((_, up), (bytes, down)) =
+        tokio::join!(copy(from_client, to_server, &pulse), copy(from_server, to_client, &pulse));
+    carried.track.sent(bytes);
     carried.track.ended(up.is_some() && down.is_some(), Instant::now());
 }
 
@@ -57,18 +58,18 @@ impl Pulse {
     }
 }
 
-/// Copies all there is, and then closes the other side. None if that failed.
+/// Copies all there is, and then closes the other side: how many bytes, and nothing else if that failed.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     pulse: &Pulse,
-) -> Option<u64> {
+) -> (usize, Option<()>) {
     let mut buffer = vec![0; 16 << 10];
     let mut all = 0;
     let copied = loop {
         let Some(read) = pulse.keeps(from.read(&mut buffer)).await else { break None };
         if read == 0 {
-            break Some(all);
+            break Some(());
         }
         pulse.beats();
         let sent = async {
@@ -77,9 +78,9 @@ async fn copy(
         };
         let Some(()) = pulse.keeps(sent).await else { break None };
         pulse.beats();
-        all += read as u64;
+        all += read;
     };
     // Who takes nothing is not waited for with that either.
     let _ = timeout(pulse.patience, to.shutdown()).await;
-    copied
+    (all, copied)
 }

@@ -116,9 +116,10 @@ impl<S: Store + 'static> Shared<S> {
         let mut held = self.held(running, planned, now);
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err((refused, exceeded)) = self.charge(&mut held).await {
-            let Held { running, class, plan, .. } = held;
+            let Held { running, class, plan, degraded, .. } = held;
             running.count(class, |counts| &counts.refused);
-            return Err(Refusal::new(refused, running, now, self.draw()).of(class, plan).by(exceeded));
+            let refusal = Refusal::new(refused, running, now, self.draw());
+            return Err(refusal.of(class, plan).by(exceeded, degraded));
         }
         held.running.count(held.class, |counts| &counts.passed);
         // From here on it is given back, whatever happens.
@@ -245,7 +246,10 @@ impl<S: Store + 'static> Shared<S> {
         }
         let begun = self.clock.now();
         let answer = self.store.charge(charges, at).await;
-        self.store_took.add(self.clock.now().since(begun));
+        // What was decided without it says nothing of how long it takes.
+        if answer.as_ref().is_ok_and(|verdict| verdict.degraded.is_empty()) {
+            self.store_took.add(self.clock.now().since(begun));
+        }
         answer
     }
 

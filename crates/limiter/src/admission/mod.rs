@@ -494,11 +494,16 @@ impl<S: Store + 'static> Limiter<S> {
         running.limiters.iter().map(|limiter| (Arc::clone(&limiter.name), running.mode(limiter))).collect()
     }
 
-    /// What the protected service says of its utilization, in millionths: 1,000,000 is fully busy.
-    pub fn report_utilization(&self, ppm: u64) {
-        if let Some(worker) = &self.shared.running.load().worker {
-            worker.gauge.report_ppm(ppm, self.shared.clock.now());
+    /// What the protected service says of its utilization, in millionths: 1,000,000 is fully busy. False if no limiter wants to
+    /// know, because its policy has another source or there is none.
+    pub fn report_utilization(&self, ppm: u64) -> bool {
+        let running = self.shared.running.load();
+        let Some(worker) = &running.worker else { return false };
+        if !matches!(worker.gauge.source(), Source::Reported { .. }) {
+            return false;
         }
+        worker.gauge.report_ppm(ppm, self.shared.clock.now());
+        true
     }
 
     /// Does at once what a runtime does from time to time: takes a sample of utilization and renews leases. For tests that

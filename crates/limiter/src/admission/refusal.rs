@@ -34,6 +34,7 @@ struct Inner {
     plan: Option<usize>,
     /// The limit that was exceeded, if it was one alone.
     exceeded: Option<Place>,
+    degraded: bool,
     now: Timestamp,
     draw: u32,
 }
@@ -44,12 +45,13 @@ pub(super) struct Place(pub(super) usize, pub(super) usize, pub(super) usize);
 
 impl Refusal {
     pub(super) fn new(refused: Refused, running: Arc<Running>, now: Timestamp, draw: u32) -> Self {
-        Self(Box::new(Inner { refused, running, class: None, plan: None, exceeded: None, now, draw }))
+        let (class, plan, exceeded, degraded) = (None, None, None, false);
+        Self(Box::new(Inner { refused, running, class, plan, exceeded, degraded, now, draw }))
     }
 
-    /// The same, by one limit alone.
-    pub(super) fn by(mut self, exceeded: Option<Place>) -> Self {
-        self.0.exceeded = exceeded;
+    /// The same, by one limit alone, or perhaps without the store.
+    pub(super) fn by(mut self, exceeded: Option<Place>, degraded: bool) -> Self {
+        (self.0.exceeded, self.0.degraded) = (exceeded, degraded);
         self
     }
 
@@ -87,6 +89,11 @@ impl Refusal {
     /// The caller's own limits that were exceeded, the one that takes longest first.
     pub fn exceeded(&self) -> &[Standing] {
         &self.0.refused.exceeded
+    }
+
+    /// Whether something was decided without the store.
+    pub fn is_degraded(&self) -> bool {
+        self.0.degraded
     }
 
     /// The status of an answer over HTTP: 429 if the caller has done too much, 503 if there is too much of everything.

@@ -24,6 +24,7 @@ impl Reader<'_> {
         gateway.listen = fields.get("listen").and_then(|node| self.listen(node));
         gateway.tls = fields.get("tls").and_then(|node| self.gateway_tls(node));
         gateway.proxy_protocol = self.yes(&fields, "proxy_protocol");
+        gateway.encoded_slashes = self.yes(&fields, "encoded_slashes");
         gateway.timeouts = self.timeouts(&fields);
         gateway.sizes = self.sizes(&fields);
         let log = fields.get("access_log").and_then(|node| self.text(node, "`access_log`"));

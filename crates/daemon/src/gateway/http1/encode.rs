@@ -153,6 +153,11 @@ pub(super) fn request(
     for (name, value) in fields {
         match *name {
             header::CONTENT_LENGTH => says_length = true,
+            // It is for the next hop alone, and has to say so.
+            header::TE => {
+                add_field(to, name, value);
+                to.extend_from_slice(b"connection: te\r\n");
+            }
             _ => add_field(to, name, value),
         }
     }

@@ -169,6 +169,7 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
         .map_err(|_| Wrong::Head("the status of the answer is none"))?;
     let mut response = Response::new(());
     *response.status_mut() = status;
+    let has_no_body = status.is_informational() || status == StatusCode::NO_CONTENT;
     let mut framing = Framing::default();
     let mut is_coded = false;
     *response.headers_mut() = map_of(parsed.headers, head, |name, value, _| {
@@ -179,7 +180,10 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
                 if framing.length.is_some_and(|other| other != length) {
                     return Err(Wrong::Head("the answer has two lengths"));
                 }
+                // It is passed on once, and not where there is nothing that could be so long.
+                let is_told = framing.length.is_some() || has_no_body;
                 framing.length = Some(length);
+                return Ok(if is_told { Of::Reader } else { Of::All });
             }
             header::TRANSFER_ENCODING => {
                 // Nobody has asked for another coding, and nobody could say so behind us.
@@ -200,9 +204,7 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
     {
         response.extensions_mut().insert(reason);
     }
-    let is_bare = *method == Method::HEAD
-        || status.is_informational()
-        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let is_bare = has_no_body || *method == Method::HEAD || status == StatusCode::NOT_MODIFIED;
     let length = match framing.length {
         _ if is_bare => Length::Exactly(0),
         _ if framing.is_chunked => Length::Chunked,
@@ -210,7 +212,8 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
         None => Length::Open,
     };
     // Where two lengths are told, or a body where there is none, nobody knows where the next answer begins.
-    let is_clear = !(is_coded && framing.length.is_some());
+    let is_body_told = is_coded || framing.length.is_some_and(|length| length > 0);
+    let is_clear = !(is_coded && framing.length.is_some() || has_no_body && is_body_told);
     Ok(Told { response, length, stays: is_clear && framing.stays(is_http_1_0) && length != Length::Open })
 }
 

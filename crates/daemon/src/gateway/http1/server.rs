@@ -29,6 +29,8 @@ use crate::gateway::tunnel;
 /// So much of the next requests is read while one is answered.
 const READ_AHEAD: usize = 8 << 10;
 const MOST_EMPTY_LINES: u32 = 64;
+/// How long connections that nobody uses are kept when the gateway ends: whoever was about to ask again is answered, and told.
+const LAST_CALL: Duration = Duration::from_millis(250);
 /// A body that nobody wants is read to its end if it is not larger and comes sooner: the connection goes on then.
 const SMALL: usize = 64 << 10;
 const SOON: Duration = Duration::from_millis(500);
@@ -41,6 +43,8 @@ const FALLS_SILENT: Duration = Duration::from_secs(1);
 pub(in crate::gateway) struct Connection {
     shared: Arc<Mutex<Shared>>,
     alarm: Alarm,
+    /// Rings when each answer is the last.
+    notice: CancellationToken,
     /// Rings when it is to end as soon as it can.
     drain: CancellationToken,
     /// What it stands in, which others may need more.
@@ -95,7 +99,7 @@ impl Connection {
         wire: Wire,
         times: Times,
         max_head: usize,
-        drain: CancellationToken,
+        [notice, drain]: [CancellationToken; 2],
         room: Arc<Room>,
     ) -> Self {
         let shared = Shared {
@@ -106,7 +110,8 @@ impl Connection {
             is_answered: false,
             waker: None,
         };
-        Self { shared: Arc::new(Mutex::new(shared)), alarm: Alarm::default(), drain, room, times, max_head }
+        let shared = Arc::new(Mutex::new(shared));
+        Self { shared, alarm: Alarm::default(), notice, drain, room, times, max_head }
     }
 
     /// Serves requests until there are no more.
@@ -137,13 +142,13 @@ impl Connection {
             });
             let Some(answer) = answered.await else { return Ended::Badly };
             drop(answering);
-            manner.stays &= !self.drain.is_cancelled();
+            manner.stays &= !self.notice.is_cancelled();
             // A body that nobody wants is read if it is small. Else the client is told that the connection ends: its next
             // request would be lost.
             if manner.stays && !self.has_read() {
                 let is_last = answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
                 let is_held = Arc::strong_count(&self.shared) > 1;
-                manner.stays = !is_last && if is_held { self.has_little() } else { self.reads_soon().await };
+                manner.stays = !is_last && if is_held { self.has_little() } else { self.reads(SOON).await };
             }
             let body = match self.write(answer, &mut manner).await {
                 Ok(body) => body,
@@ -160,7 +165,8 @@ impl Connection {
             }
             // Who still has the body has had the time of the answer to read it.
             self.shared.lock().body += 1;
-            if !manner.stays || !self.has_read() && !self.reads_soon().await {
+            // Who was not told that the connection ends is waited for.
+            if !manner.stays || !self.has_read() && !self.reads(self.times.write).await {
                 self.close().await;
                 return Ended::Well;
             }
@@ -183,7 +189,7 @@ impl Connection {
     /// Waits for the head of the next request.
     async fn next(&mut self) -> Result<Asked, Stop> {
         let mut scan = Scan::default();
-        let (mut deadline, mut has_begun, mut empty_lines) = (None, false, 0);
+        let (mut deadline, mut last_call, mut has_begun, mut empty_lines) = (None, None, false, 0);
         poll_fn(|context| {
             let wire = &mut self.shared.lock().wire;
             loop {
@@ -219,7 +225,11 @@ impl Connection {
                     Poll::Pending => {}
                 }
                 if is_between && self.drain.is_cancelled() {
-                    return Poll::Ready(Err(Stop::Nothing(Ended::Well)));
+                    let until = *last_call.get_or_insert_with(|| Instant::now() + LAST_CALL);
+                    return match self.alarm.rings(until, context) {
+                        true => Poll::Ready(Err(Stop::Nothing(Ended::Well))),
+                        false => Poll::Pending,
+                    };
                 }
                 if has_begun == is_between {
                     has_begun = !is_between;
@@ -261,7 +271,7 @@ impl Connection {
                 Ok(0) | Err(_) => return Poll::Ready(()),
             }
         }
-        Poll::Pending
+        if shared.wire.has_hung_up(context) { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Sends an answer. An error: it could not be sent, or not to its end.
@@ -357,13 +367,14 @@ impl Connection {
         self.shared.lock().decoder.is_done()
     }
 
-    /// Whether certainly no more than a little is left of it.
+    /// Whether certainly no more than a little is left of it, which comes without a word from us.
     fn has_little(&self) -> bool {
-        self.shared.lock().decoder.exactly().is_some_and(|length| length <= SMALL as u64)
+        let shared = self.shared.lock();
+        !shared.expects && shared.decoder.exactly().is_some_and(|length| length <= SMALL as u64)
     }
 
-    /// Reads what is left of the body, if that is little and comes soon.
-    async fn reads_soon(&mut self) -> bool {
+    /// Reads what is left of the body, if that is little and comes in time.
+    async fn reads(&mut self, patience: Duration) -> bool {
         let mut left = SMALL;
         {
             let shared = self.shared.lock();
@@ -384,7 +395,12 @@ impl Connection {
                 }
             }
         });
-        matches!(timeout(SOON, read).await, Ok(true))
+        matches!(timeout(patience, read).await, Ok(true))
+    }
+
+    /// Answers somebody who has come to the wrong place.
+    pub(in crate::gateway) async fn turn_away(self, detail: &'static str) -> Ended {
+        self.refuse(Wrong::Head(detail)).await
     }
 
     /// Answers what is no request.
