@@ -188,6 +188,10 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         store: policy.store().clone(),
         gateway: gateway_door.address,
     });
+    if let (Some(path), Some(_)) = (&started.path, &started.wrong) {
+        // It is told below, and counted here: whoever watches the file need not find it out again.
+        let _ = limiter.reload_file(path);
+    }
     let watcher = started.path.as_ref().map(|path| limiter.watch_file(path)).transpose()?;
     tokio::spawn(upstreams_watch::report(Arc::downgrade(&shared)));
 

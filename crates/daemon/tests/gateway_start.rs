@@ -155,6 +155,9 @@ fn a_policy_of_no_use_starts_open_and_loud_and_is_loaded_when_mended() {
     assert_eq!([(); 3].map(|()| tollgate.get("/", &[]).status), [200; 3]);
     tollgate.write_policy("limiters: { one: { rate: 1/h, per: global } }\n");
     tollgate_testkit::wait_until("it is loaded", || tollgate.get("/", &[]).status == 429);
+    // Whoever watches the file has not told it a second time.
+    let told = tollgate.said().iter().filter(|line| line.contains("tollgate.yaml:1:")).count();
+    assert_eq!(told, 1, "{:?}", tollgate.said());
 }
 
 #[test]
