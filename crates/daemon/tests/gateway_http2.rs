@@ -510,3 +510,87 @@ async fn what_http1_bears_of_lengths_is_put_right_for_http2() {
         assert_eq!(text(response).await, body);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_takes_a_hundred_requests_on_a_connection_is_asked_more_on_another() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service_fn(|request: Request<Incoming>| async move {
+                if request.uri().path() == "/wait" {
+                    std::future::pending::<()>().await;
+                }
+                Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
+            });
+            let mut server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            server.max_concurrent_streams(100);
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let tollgate = patient_in_front_of_http2(address);
+    let waiting: Vec<Client> = (0..150).map(|_| begin(&tollgate, "/wait", &[])).collect();
+    tollgate.comes_to("tollgate_upstream_requests_in_flight{upstream=\"api\"}", 150.0);
+    assert_eq!(tollgate.get("/", &[]).text(), "hello");
+    drop(waiting);
+    tollgate.comes_to_rest();
+    assert_eq!(tollgate.get("/", &[]).text(), "hello");
+}
+
+/// A client that takes so many bytes each time, until the answer has ended. Returns how much it got.
+fn takes_slowly(client: &mut Http2, stream: u32, bytes: u32, pause: Duration) -> usize {
+    let mut got = 0;
+    loop {
+        client.send(&Frame::new(kind::WINDOW_UPDATE, 0, stream, bytes.to_be_bytes()));
+        client.send(&Frame::new(kind::WINDOW_UPDATE, 0, 0, bytes.to_be_bytes()));
+        std::thread::sleep(pause);
+        let mut taken = 0;
+        while taken < bytes as usize {
+            let Ok(frame) = client.frame() else { return got };
+            if frame.stream == stream && frame.kind == kind::DATA {
+                (taken, got) = (taken + frame.payload.len(), got + frame.payload.len());
+                if frame.flags & flag::END_STREAM != 0 {
+                    return got;
+                }
+            }
+        }
+    }
+}
+
+/// Asks for `/` with a window of nothing.
+fn begins_slowly(tollgate: &Tollgate) -> Http2 {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    let mut client = Http2::connect_with(tollgate.gateway, &[(INITIAL_WINDOW_SIZE, 0)]);
+    client.ask(1, &tollgate_testkit::http2::request("GET", "/"), true);
+    client
+}
+
+#[test]
+fn who_takes_an_answer_slowly_gets_all_of_it_also_when_the_gateway_ends() {
+    let body = pattern(60_000);
+    let upstream = Upstream::start(move |_, stream| {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        std::io::Write::write_all(stream, &[head.as_bytes(), &body].concat()).is_ok()
+    });
+    let mut tollgate = gateway(OPEN, &upstream);
+    let mut client = begins_slowly(&tollgate);
+    tollgate.comes_to("tollgate_http_requests_in_flight", 1.0);
+    tollgate.signal("TERM");
+    tollgate.says("ending: no more connections are taken");
+    // The last piece is with HTTP/2 long before the client has taken it.
+    assert_eq!(takes_slowly(&mut client, 1, 3_000, Duration::from_millis(250)), 60_000);
+    assert!(tollgate.ends(Duration::from_secs(20)));
+}
+
+#[test]
+fn who_takes_an_answer_steadily_is_not_too_slow_however_large_its_pieces_are() {
+    let body = pattern(130_000);
+    let upstream = Upstream::start(move |_, stream| {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        std::io::Write::write_all(stream, &[head.as_bytes(), &body].concat()).is_ok()
+    });
+    let tollgate = gateway("gateway: { timeouts: { body: 2s } }\nlimiters: {}", &upstream);
+    let mut client = begins_slowly(&tollgate);
+    // Some 13 KB a second: a piece takes more than a second, and 64 KB take five.
+    assert_eq!(takes_slowly(&mut client, 1, 2_600, Duration::from_millis(200)), 130_000);
+}

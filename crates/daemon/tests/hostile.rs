@@ -807,3 +807,23 @@ fn encoded_slashes_pass_where_the_policy_says_so() {
         assert_eq!(upstream.last().line, format!("POST {target} HTTP/1.1"));
     }
 }
+
+#[test]
+fn who_takes_an_answer_slowly_over_http1_is_not_taken_to_take_nothing() {
+    let upstream = Upstream::by_hand(|_, mut client| {
+        let piece = vec![b'x'; 1 << 16];
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
+        while client.stream().write_all(&piece).is_ok() {}
+    });
+    let tollgate = gateway("gateway: { timeouts: { body: 1s } }\nlimiters: {}", &upstream);
+    let mut client = tollgate_testkit::http::connect_narrow(tollgate.gateway);
+    client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    // Five seconds, and much less than the kernel has room for.
+    let mut some = [0; 4096];
+    for _ in 0..100 {
+        let read = std::io::Read::read(&mut client, &mut some).unwrap();
+        assert!(read > 0, "it was cut off");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

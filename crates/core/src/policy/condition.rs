@@ -1,8 +1,11 @@
 //! Which requests something is for.
 
+use std::borrow::Cow;
+
 use std::fmt;
 
 use super::address::Networks;
+use super::identify::usual;
 use super::path::PathPattern;
 use super::plan::Request;
 
@@ -123,8 +126,11 @@ impl Condition {
         let facts = request.facts;
         // Headers are of as many kinds as there are names.
         let is_header = |(name, _): &(String, Glob)| {
-            let wanted =
+            let matches =
                 |value: &[u8]| self.headers.iter().any(|(other, glob)| other == name && glob.matches(value));
+            let wanted = |value: &[u8]| {
+                matches(value) || matches!(usual(name, value), Cow::Owned(spelled) if matches(&spelled))
+            };
             match request.header {
                 Some((known, value)) if known == name => wanted(value),
                 _ => facts.any_header(name, wanted),

@@ -58,6 +58,8 @@ impl Tokens for NoTokens {
 pub(crate) struct Caller<'f> {
     pub(crate) tag: [u8; 4],
     value: Value<'f>,
+    /// The same as it was sent, where that is another spelling.
+    sent: Option<&'f [u8]>,
     /// Which of the policy's sources it is known by.
     source: Option<usize>,
 }
@@ -113,12 +115,13 @@ impl Caller<'_> {
         }
     }
 
-    /// Its name, if it has one that is no address.
-    pub(crate) fn text(&self) -> Option<&[u8]> {
-        match &self.value {
-            Value::Text(text) if self.tag != ANONYMOUS => Some(text),
+    /// Its name, if it has one that is no address: as it was sent, and as it is usually spelled.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &[u8]> {
+        let usual = match &self.value {
+            Value::Text(text) if self.tag != ANONYMOUS => Some(&**text),
             _ => None,
-        }
+        };
+        self.sent.into_iter().chain(usual)
     }
 
     /// Whether nothing tells who is calling.
@@ -129,14 +132,15 @@ impl Caller<'_> {
     /// The header that it is known by, and what that says. It came once.
     pub(crate) fn header<'c>(&'c self, identify: &'c Identify) -> Option<(&'c str, &'c [u8])> {
         match identify.caller.get(self.source?) {
-            Some((Source::Header(name), _)) => Some((name, self.value())),
+            Some((Source::Header(name), _)) => Some((name, self.sent.unwrap_or_else(|| self.value()))),
             _ => None,
         }
     }
 
-    /// As lists and tables know it.
-    pub(crate) fn named(&self) -> NamedRef<'_> {
-        NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() }
+    /// As lists and tables know it: by what it has sent, or by how that is usually spelled.
+    pub(crate) fn names(&self) -> impl Iterator<Item = NamedRef<'_>> {
+        let usual = NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() };
+        self.sent.map(|value| NamedRef { is_address: false, value }).into_iter().chain([usual])
     }
 }
 
@@ -163,10 +167,7 @@ impl Source {
 
     fn find<'f>(&self, facts: &Facts<'f>, tokens: &dyn Tokens, now: Timestamp) -> Option<Cow<'f, [u8]>> {
         match self {
-            Self::Header(name) if name.eq_ignore_ascii_case("authorization") => {
-                facts.only_header(name).map(credentials)
-            }
-            Self::Header(name) => facts.only_header(name).map(Cow::Borrowed),
+            Self::Header(name) => facts.only_header(name).map(|value| usual(name, value)),
             Self::Cookie(name) => cookie(facts, name).map(|value| decoded(value, false)),
             Self::Query(name) => query(facts.query, name),
             Self::Jwt(claim) => tokens.claim(facts, claim, now).map(|claim| Cow::Owned(claim.into_bytes())),
@@ -174,6 +175,17 @@ impl Source {
             Self::Ip | Self::Table => None,
         }
         .filter(|value| !value.is_empty())
+    }
+}
+
+impl Source {
+    /// What [`find`](Self::find) has spelled otherwise.
+    fn as_sent<'f>(&self, facts: &Facts<'f>) -> Option<&'f [u8]> {
+        match self {
+            Self::Header(name) => facts.only_header(name),
+            Self::Cookie(name) => cookie(facts, name),
+            _ => None,
+        }
     }
 }
 
@@ -185,19 +197,21 @@ pub(crate) fn caller_of<'f>(
     now: Timestamp,
 ) -> Caller<'f> {
     if let Some(given) = facts.caller.filter(|given| !given.is_empty()) {
-        return Caller { tag: GIVEN, value: Value::Text(Cow::Borrowed(given.as_bytes())), source: None };
+        let value = Value::Text(Cow::Borrowed(given.as_bytes()));
+        return Caller { tag: GIVEN, value, sent: None, source: None };
     }
     for (at, (source, tag)) in identify.caller.iter().enumerate() {
         if *source == Source::Ip {
             let Some(address) = address else { continue };
             let octets = octets(address::subject(address, identify.v6_prefix));
-            return Caller { tag: *tag, value: Value::Address(octets), source: Some(at) };
+            return Caller { tag: *tag, value: Value::Address(octets), sent: None, source: Some(at) };
         }
         if let Some(value) = source.find(facts, tokens, now) {
-            return Caller { tag: *tag, value: Value::Text(value), source: Some(at) };
+            let sent = if matches!(value, Cow::Owned(_)) { source.as_sent(facts) } else { None };
+            return Caller { tag: *tag, value: Value::Text(value), sent, source: Some(at) };
         }
     }
-    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")), source: None }
+    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")), sent: None, source: None }
 }
 
 /// The caller's plan: the first name that is one, or else the default.
@@ -254,19 +268,29 @@ fn cookie<'f>(facts: &Facts<'f>, name: &str) -> Option<&'f [u8]> {
     only.filter(|_| count == 1)
 }
 
-/// Credentials, however they are written: to servers `bearer  x` is `Bearer x`.
+/// A value of a header as it is usually spelled.
+pub(crate) fn usual<'v>(name: &str, value: &'v [u8]) -> Cow<'v, [u8]> {
+    if name.eq_ignore_ascii_case("authorization") { credentials(value) } else { Cow::Borrowed(value) }
+}
+
+/// Credentials, however they are spelled: to servers `bearer  x` is `Bearer x`.
 fn credentials(value: &[u8]) -> Cow<'_, [u8]> {
     /// As they are registered, and as policies name callers by them.
     const SCHEMES: [&str; 7] = ["Bearer", "Basic", "Digest", "DPoP", "Negotiate", "Token", "ApiKey"];
-    let Some(end) = value.iter().position(|byte| *byte == b' ') else { return Cow::Borrowed(value) };
+    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let Some(end) = value.iter().position(is_space) else { return Cow::Borrowed(value) };
     let (scheme, rest) = value.split_at(end);
-    let known = SCHEMES.iter().find(|known| scheme.eq_ignore_ascii_case(known.as_bytes()));
-    let usual = known.map_or(scheme, |known| known.as_bytes());
     let token = rest.trim_ascii_start();
-    if scheme == usual && rest.len() == token.len() + 1 {
+    let known = SCHEMES.iter().find(|known| scheme.eq_ignore_ascii_case(known.as_bytes()));
+    let is_usual = match known {
+        Some(known) => scheme == known.as_bytes(),
+        None => !scheme.iter().any(u8::is_ascii_uppercase),
+    };
+    if is_usual && rest.len() == token.len() + 1 && rest.starts_with(b" ") {
         return Cow::Borrowed(value);
     }
-    Cow::Owned([usual, b" ", token].concat())
+    let scheme = known.map_or_else(|| scheme.to_ascii_lowercase(), |known| known.as_bytes().to_vec());
+    Cow::Owned([&scheme, &b" "[..], token].concat())
 }
 
 /// A parameter that came once, decoded: one that is spelled otherwise is still the same.
@@ -324,9 +348,10 @@ mod tests {
 
     #[test]
     fn credentials_and_cookies_that_servers_read_alike_are_one_caller() {
-        for spelled in ["Bearer x", "bearer x", "BEARER  x", "bEARER \tx"] {
+        for spelled in ["Bearer x", "bearer x", "BEARER  x", "bEARER \tx", "Bearer\tx"] {
             assert_eq!(*credentials(spelled.as_bytes()), *b"Bearer x", "{spelled}");
         }
+        assert_eq!(credentials(b"HAWK x"), credentials(b"Hawk x"));
         for other in ["x", "Bearerx", "Basic x", "Bearer X", ""] {
             assert_ne!(*credentials(other.as_bytes()), *b"Bearer x", "{other}");
         }
@@ -338,6 +363,32 @@ mod tests {
         };
         for spelled in ["session=a+c", "session=%61+c", "session=\"a+%63\""] {
             assert_eq!(found(spelled).unwrap(), b"a+c", "{spelled}");
+        }
+    }
+
+    #[test]
+    fn lists_and_tables_know_callers_as_they_are_sent_and_as_they_are_usually_spelled() {
+        let identify = |source: &str| {
+            let source = match source {
+                "cookie" => Source::Cookie("session".to_owned()),
+                name => Source::Header(name.to_owned()),
+            };
+            Identify { caller: vec![(source.clone(), source.tag())], plan: Vec::new(), v6_prefix: 64 }
+        };
+        for (source, sent, listed) in [
+            ("authorization", "bearer k", "bearer k"),
+            ("authorization", "bearer  k", "Bearer k"),
+            ("authorization", "token t", "token t"),
+            ("authorization", "MAC m", "MAC m"),
+            ("x-api-key", "Bearer  k", "Bearer  k"),
+            ("cookie", "session=s%3Aabc", "s%3Aabc"),
+            ("cookie", "session=s%3Aabc", "s:abc"),
+        ] {
+            let headers = [(source, sent)];
+            let facts = Facts { headers: &headers, ..Facts::default() };
+            let caller = caller_of(&identify(source), &facts, None, &NoTokens, Timestamp::ZERO);
+            let name = Named::of(listed, 64);
+            assert!(caller.names().any(|known| known.equivalent(&name)), "{sent} as {listed}");
         }
     }
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::address;
 use super::condition::{host_name, method_bit};
-use super::identify::{Caller, Tokens, caller_of, plan_of};
+use super::identify::{Caller, Tokens, caller_of, plan_of, usual};
 use super::path;
 use super::{Cost, Kind, Limiter, Part, Policy};
 use crate::policy::Facts;
@@ -134,7 +134,11 @@ impl Policy {
         if planned.listed == Listed::Blocked && !goes_on {
             return planned;
         }
-        let overridden = if self.overrides.is_empty() { None } else { self.overrides.get(&caller.named()) };
+        let overridden = if self.overrides.is_empty() {
+            None
+        } else {
+            caller.names().find_map(|name| self.overrides.get(&name))
+        };
         request.plan = overridden
             .and_then(|overridden| overridden.plan)
             .or_else(|| plan_of(self, &request, &caller, tokens, now));
@@ -188,7 +192,7 @@ impl Policy {
 
     fn listed(&self, caller: &Caller<'_>, address: Option<IpAddr>) -> Listed {
         let is_on = |list: &super::List| {
-            !list.callers.is_empty() && list.callers.contains(&caller.named())
+            !list.callers.is_empty() && caller.names().any(|name| list.callers.contains(&name))
                 || !list.networks.is_empty() && address.is_some_and(|address| list.networks.contains(address))
         };
         if is_on(&self.allow) {
@@ -312,7 +316,7 @@ impl Limiter {
                 Part::Method => put(6, request.facts.method.to_ascii_uppercase().as_bytes()),
                 Part::Host => put(7, &host_name(request.facts.host).to_ascii_lowercase()),
                 Part::Header(name) => match request.facts.only_header(name) {
-                    Some(value) => put(8, value),
+                    Some(value) => put(8, &usual(name, value)),
                     None => put(9, b""),
                 },
                 Part::Ip => match request.address.map(|ip| address::subject(ip, policy.identify.v6_prefix)) {

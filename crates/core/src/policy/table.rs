@@ -36,13 +36,10 @@ impl PlanTable {
     }
 
     pub(crate) fn plan_of(&self, caller: &Caller<'_>) -> Option<usize> {
-        if let Some(plan) = self.names.get(&caller.named()) {
+        if let Some(plan) = caller.names().find_map(|name| self.names.get(&name)) {
             return Some(*plan);
         }
-        if self.patterns.is_empty() {
-            return None;
-        }
-        let name = caller.text()?;
-        self.patterns.iter().find(|(pattern, _)| pattern.is_like(name)).map(|(_, plan)| *plan)
+        let is_like = |pattern: &Glob| caller.texts().any(|name| pattern.is_like(name));
+        self.patterns.iter().find(|(pattern, _)| is_like(pattern)).map(|(_, plan)| *plan)
     }
 }

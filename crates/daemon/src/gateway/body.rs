@@ -18,7 +18,7 @@ use tollgate::Permit;
 use super::doing::{Progress, Streaming};
 use super::fields;
 use super::http1::{ClientBody, ServerBody};
-use super::pool::Lent;
+use super::pool::{Lent, Share};
 use super::site::Site;
 use super::track::Track;
 use super::tunnel::Tunnel;
@@ -102,7 +102,8 @@ pub(super) enum BrokenOff {
 pub(super) enum Coming<B> {
     Empty,
     Http1(B),
-    Http2(Incoming),
+    /// And the place on its connection, if others may wait for that.
+    Http2(Incoming, #[expect(dead_code, reason = "it is given back with the body")] Option<Share>),
 }
 
 /// The body of a request, as it comes from the client.
@@ -121,7 +122,7 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
         match self.get_mut() {
             Self::Empty => Poll::Ready(None),
             Self::Http1(body) => Pin::new(body).poll_frame(context),
-            Self::Http2(body) => Pin::new(body).poll_frame(context).map_err(BrokenOff::from),
+            Self::Http2(body, _) => Pin::new(body).poll_frame(context).map_err(BrokenOff::from),
         }
     }
 
@@ -129,7 +130,7 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
         match self {
             Self::Empty => true,
             Self::Http1(body) => body.is_end_stream(),
-            Self::Http2(body) => body.is_end_stream(),
+            Self::Http2(body, _) => body.is_end_stream(),
         }
     }
 
@@ -137,7 +138,7 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
         match self {
             Self::Empty => SizeHint::with_exact(0),
             Self::Http1(body) => body.size_hint(),
-            Self::Http2(body) => body.size_hint(),
+            Self::Http2(body, _) => body.size_hint(),
         }
     }
 }
@@ -297,7 +298,15 @@ enum Kind {
     /// Of our own, and what becomes of its request.
     Text(Bytes, Option<Track>),
     /// From the server, and how long is waited for more of it.
-    Passed { flow: Flow, patience: Duration, timer: Option<Pin<Box<Sleep>>>, sending: Option<Arc<Sending>> },
+    Passed {
+        flow: Flow,
+        /// No more than this at once, and what has come of more.
+        most: usize,
+        rest: Bytes,
+        patience: Duration,
+        timer: Option<Pin<Box<Sleep>>>,
+        sending: Option<Arc<Sending>>,
+    },
     /// Nothing, behind which the connection goes on in another way.
     Tunnel(Option<Box<Tunnel>>),
 }
@@ -425,19 +434,28 @@ impl AnswerBody {
         }
     }
 
+    /// The client has taken some of the last piece.
+    pub(super) fn moves(&self) {
+        if let Kind::Passed { flow: Flow::Watched(streaming), .. } = &self.kind {
+            streaming.is_waiting_for_client(0);
+        }
+    }
+
     /// Whoever asked wants to know of it, and not to have it.
     pub(super) fn is_not_sent(&mut self) {
         self.end(true);
     }
 
+    /// The answer of a server, of which no more than so much is given at once.
     pub(super) fn passed(
         body: PassedBody,
+        most: usize,
         patience: Duration,
         sending: Option<Arc<Sending>>,
         carried: Carried,
     ) -> Self {
         let flow = Flow::Own(Box::new(Passed { body, carried }));
-        let kind = Kind::Passed { flow, patience, timer: None, sending };
+        let kind = Kind::Passed { flow, most, rest: Bytes::new(), patience, timer: None, sending };
         let mut passed = Self { kind, lines: Vec::new() };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
@@ -481,7 +499,7 @@ impl Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let this = self.get_mut();
-        let (flow, patience, timer, sending) = match &mut this.kind {
+        let (flow, most, rest, patience, timer, sending) = match &mut this.kind {
             Kind::Text(text, track) => {
                 let text = std::mem::take(text);
                 if let Some(track) = track {
@@ -490,18 +508,26 @@ impl Body for AnswerBody {
                 this.end(true);
                 return Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))));
             }
-            Kind::Passed { flow, patience, timer, sending } => (flow, *patience, timer, sending),
+            Kind::Passed { flow, most, rest, patience, timer, sending } => {
+                (flow, *most, rest, *patience, timer, sending)
+            }
             Kind::Tunnel(_) => return Poll::Ready(None),
         };
         let polled = flow.with(|Passed { body, carried }| {
-            let mut frame = Pin::new(&mut *body).poll_frame(context);
+            let mut frame = match rest.is_empty() {
+                true => Pin::new(&mut *body).poll_frame(context),
+                false => Poll::Ready(Some(Ok(Frame::data(std::mem::take(rest))))),
+            };
             if let Poll::Ready(Some(Ok(frame))) = &mut frame {
+                if let Some(data) = frame.data_mut().filter(|data| data.len() > most) {
+                    *rest = data.split_off(most);
+                }
                 carried.track.sent(frame.data_ref().map_or(0, Bytes::len));
                 if let Some(trailers) = frame.trailers_mut() {
                     fields::strip_answer_trailers(trailers);
                 }
             }
-            (frame, body.is_end_stream())
+            (frame, rest.is_empty() && body.is_end_stream())
         });
         let Some((frame, has_ended)) = polled else {
             // It was let go of, unless it had come to its end.
@@ -546,7 +572,9 @@ impl Body for AnswerBody {
         match &self.kind {
             Kind::Tunnel(_) | Kind::Passed { flow: Flow::Ended, .. } => true,
             Kind::Text(text, _) => text.is_empty(),
-            Kind::Passed { flow, .. } => flow.look(|passed| passed.body.is_end_stream()).unwrap_or(false),
+            Kind::Passed { flow, rest, .. } => {
+                rest.is_empty() && flow.look(|passed| passed.body.is_end_stream()).unwrap_or(false)
+            }
         }
     }
 
@@ -554,7 +582,13 @@ impl Body for AnswerBody {
         match &self.kind {
             Kind::Tunnel(_) | Kind::Passed { flow: Flow::Ended, .. } => SizeHint::with_exact(0),
             Kind::Text(text, _) => SizeHint::with_exact(text.len() as u64),
-            Kind::Passed { flow, .. } => flow.look(|passed| passed.body.size_hint()).unwrap_or_default(),
+            Kind::Passed { flow, rest, .. } => {
+                let hint = flow.look(|passed| passed.body.size_hint()).unwrap_or_default();
+                match hint.exact() {
+                    Some(length) => SizeHint::with_exact(length + rest.len() as u64),
+                    None => SizeHint::default(),
+                }
+            }
         }
     }
 }

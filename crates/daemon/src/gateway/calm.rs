@@ -3,10 +3,14 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
+
+use super::doing::Doing;
 
 /// So many such frames at once: more than any client needs.
 const BURST: u64 = 5_000;
@@ -30,12 +34,19 @@ pub(super) struct Calm<T> {
     left: u64,
     since: Instant,
     sent: u64,
+    /// Who else wants to know what is sent.
+    doing: Arc<Doing>,
 }
 
 impl<T> Calm<T> {
-    pub(super) fn new(inner: T) -> Self {
+    pub(super) fn new(inner: T, doing: Arc<Doing>) -> Self {
         let since = Instant::now();
-        Self { inner, until_frame: PREFACE, head: [0; HEAD], known: 0, left: BURST, since, sent: 0 }
+        Self { inner, until_frame: PREFACE, head: [0; HEAD], known: 0, left: BURST, since, sent: 0, doing }
+    }
+
+    fn has_sent(&mut self, bytes: usize) {
+        self.sent += bytes as u64;
+        self.doing.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Follows the frames. False if there are too many that ask for nothing.
@@ -108,7 +119,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Calm<T> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let stream = self.get_mut();
         let written = ready!(Pin::new(&mut stream.inner).poll_write(context, bytes))?;
-        stream.sent += written as u64;
+        stream.has_sent(written);
         Poll::Ready(Ok(written))
     }
 
@@ -119,7 +130,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Calm<T> {
     ) -> Poll<io::Result<usize>> {
         let stream = self.get_mut();
         let written = ready!(Pin::new(&mut stream.inner).poll_write_vectored(context, slices))?;
-        stream.sent += written as u64;
+        stream.has_sent(written);
         Poll::Ready(Ok(written))
     }
 
@@ -148,7 +159,7 @@ mod tests {
 
     /// The connection, after what a client says first, read in pieces of so many bytes.
     fn is_calm_after(frames: &[u8], piece: usize) -> bool {
-        let mut calm = Calm::new(tokio::io::empty());
+        let mut calm = Calm::new(tokio::io::empty(), Arc::default());
         assert!(calm.is_calm(&[b'P'; PREFACE as usize]));
         frames.chunks(piece).all(|piece| calm.is_calm(piece))
     }
@@ -168,7 +179,7 @@ mod tests {
 
     #[test]
     fn who_is_sent_much_may_ping_more() {
-        let mut calm = Calm::new(tokio::io::empty());
+        let mut calm = Calm::new(tokio::io::empty(), Arc::default());
         assert!(calm.is_calm(&[b'P'; PREFACE as usize]));
         for _ in 0..10 {
             calm.sent += BURST * FOR_BYTES;

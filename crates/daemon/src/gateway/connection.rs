@@ -14,11 +14,11 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::body::{AnswerBody, AskingBody};
 use super::calm::Calm;
@@ -28,7 +28,7 @@ use super::http1::{self, Ended, Stream, Wire};
 use super::proxy_protocol::{self, Header};
 use super::request::{self, Answering};
 use super::stream::Rewound;
-use super::{MOMENT, Worker};
+use super::{MOMENT, Shared, Worker};
 use crate::seldom::Seldom;
 
 /// What is known of a connection.
@@ -43,8 +43,8 @@ pub(super) struct Connection {
     pub(super) doing: Arc<Doing>,
 }
 
-/// How long a connection over HTTP/2 has to end by itself when it was told to and nobody uses it.
-const LAST_CALL: Duration = Duration::from_secs(1);
+/// How long nothing goes over a connection of HTTP/2 that was told to end and does not, until it is closed.
+const LAST_CALL: Duration = Duration::from_secs(3);
 /// How often it is looked at what a connection is doing.
 const TICK: Duration = Duration::from_secs(5);
 /// How much of a body over HTTP/2 is taken before its server has taken it.
@@ -52,16 +52,21 @@ const STREAM_WINDOW: u32 = 256 << 10;
 /// The same of all bodies on one connection. One whose server takes nothing leaves room for others, also of small pieces: h2 bounds
 /// those by this window.
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// How much is kept for a client by the kernel that could not be sent yet.
+const UNSENT: u32 = 32 << 10;
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Serves a connection until it ends.
 pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAddr) {
     let _ = stream.set_nodelay(true);
+    // Else a client that takes its answer slowly, but takes it, seems to take nothing for minutes: there is much room for what was not
+    // sent yet, and not before a third of it is free is there said to be some.
+    let _ = SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT);
     let shared = Arc::clone(&worker.shared);
     let site = shared.site.load_full();
     let head = site.times.head;
     let mut stream = Rewound::new(stream);
-    if !matches!(timeout(head, speaks(&mut stream, &shared.drain)).await, Ok(true)) {
+    if !matches!(timeout(head, speaks(&mut stream, &shared)).await, Ok(true)) {
         return;
     }
     let mut peer = peer;
@@ -127,12 +132,18 @@ trait Ignore: Sized {
 }
 impl Ignore for u64 {}
 
-/// Whether anything comes. Whoever has said nothing yet is not waited for when the gateway ends.
-async fn speaks(stream: &mut Rewound<TcpStream>, drain: &CancellationToken) -> bool {
-    tokio::select! {
-        biased;
-        begun = stream.peek_more() => return matches!(begun, Ok(true)),
-        () = drain.cancelled() => {}
+/// Whether anything comes. Whoever has said nothing yet is not waited for when the gateway ends, nor for long when others need the
+/// room.
+async fn speaks(stream: &mut Rewound<TcpStream>, shared: &Shared) -> bool {
+    loop {
+        tokio::select! {
+            biased;
+            begun = stream.peek_more() => return matches!(begun, Ok(true)),
+            () = shared.drain.cancelled() => break,
+            () = tokio::time::sleep(TICK) => if shared.room.is_full() {
+                return false;
+            },
+        }
     }
     // It may have spoken before, and nobody has listened yet.
     matches!(timeout(MOMENT, stream.peek_more()).await, Ok(Ok(true)))
@@ -202,7 +213,7 @@ impl Service<Request<Incoming>> for Edge {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
-        request::answer(&self.worker, &self.connection, request.map(AskingBody::Http2))
+        request::answer(&self.worker, &self.connection, request.map(|body| AskingBody::Http2(body, None)))
     }
 }
 
@@ -282,7 +293,7 @@ where
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(site.times.idle.min(Duration::from_secs(30)))
         .keep_alive_timeout(site.times.head)
-        .serve_connection(TokioIo::new(Calm::new(stream)), edge);
+        .serve_connection(TokioIo::new(Calm::new(stream, Arc::clone(&doing))), edge);
     let mut served = pin!(served);
     let tick_every = TICK.min(site.times.idle).min(site.times.body).min(site.times.whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
@@ -291,8 +302,8 @@ where
     let told = if notice.is_cancelled() { drain } else { notice };
     let mut told = pin!(told.cancelled());
     let mut ends = pin!(drain.cancelled());
-    let (mut is_ending, mut is_last_call, mut served_before, mut idle_since) =
-        (false, false, 0, Instant::now());
+    let (mut is_ending, mut is_last_call, mut is_stuck) = (false, false, false);
+    let (mut served_before, mut sent_before, mut idle_since) = (0, 0, Instant::now());
     loop {
         tokio::select! {
             biased;
@@ -313,7 +324,7 @@ where
             () = tick.as_mut() => {
                 if doing.is_stuck(&site.times) {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
-                    return;
+                    is_stuck = true;
                 }
                 let now = Instant::now();
                 let requests = doing.served.load(Ordering::Relaxed);
@@ -321,11 +332,17 @@ where
                     (served_before, idle_since) = (requests, now);
                 }
                 let idle = now - idle_since;
-                if idle >= site.times.idle + site.times.head || is_last_call && doing.is_idle() {
+                let is_in_the_way = doing.is_idle() && worker.shared.room.is_full();
+                // Answers that are here as a whole are not in progress any more, and may take long to be sent.
+                let sent = doing.sent.load(Ordering::Relaxed);
+                let is_silent = doing.is_idle() && sent == sent_before;
+                sent_before = sent;
+                if idle >= site.times.idle + site.times.head
+                    || is_silent && (is_stuck || is_last_call || is_in_the_way && is_ending)
+                {
                     // It was told that the connection ends, and has not ended it.
                     return;
                 }
-                let is_in_the_way = doing.is_idle() && worker.shared.room.is_full();
                 if (idle >= site.times.idle || is_in_the_way) && !is_ending {
                     is_ending = true;
                     served.as_mut().graceful_shutdown();

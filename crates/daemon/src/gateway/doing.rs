@@ -17,6 +17,8 @@ pub(super) struct Doing {
     pub(super) requests: AtomicU32,
     /// Requests that there have been.
     pub(super) served: AtomicU64,
+    /// Bytes that were sent over HTTP/2, of whichever request: what it has been given of an answer it may send for long.
+    pub(super) sent: AtomicU64,
     /// Answers that come in many pieces.
     streaming: Mutex<Vec<Arc<Progress>>>,
     /// What the last request has waited with, for the next.
@@ -29,6 +31,7 @@ impl Default for Doing {
         Self {
             requests: AtomicU32::new(0),
             served: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
             streaming: Mutex::default(),
             alarm: Mutex::default(),
             begun: Instant::now(),

@@ -27,6 +27,8 @@ const FORGOTTEN: Duration = Duration::from_secs(50);
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
+/// So many requests share a connection over HTTP/2: servers take a hundred at once, or more.
+const MOST_AT_ONCE: usize = 100;
 /// How much of an answer over HTTP/2 is taken before its client has taken it.
 const STREAM_WINDOW: u32 = 256 << 10;
 /// The same of all answers on one connection: as much as there can be. They are those of many clients, and however many do not take
@@ -121,7 +123,34 @@ struct Tls {
 #[derive(Default)]
 struct Shelf {
     http1: Mutex<Vec<Idle>>,
-    http2: tokio::sync::Mutex<Option<http2::SendRequest<AskedBody>>>,
+    http2: tokio::sync::Mutex<Vec<Many>>,
+}
+
+/// A connection for many requests at once.
+struct Many {
+    sender: http2::SendRequest<AskedBody>,
+    /// Those that have no whole answer yet.
+    requests: Arc<AtomicUsize>,
+}
+
+impl Many {
+    fn new(sender: http2::SendRequest<AskedBody>) -> Self {
+        Self { sender, requests: Arc::default() }
+    }
+
+    fn share(&self) -> (http2::SendRequest<AskedBody>, Share) {
+        self.requests.fetch_add(1, Ordering::AcqRel);
+        (self.sender.clone(), Share(Arc::clone(&self.requests)))
+    }
+}
+
+/// A place for a request on a connection that others use too.
+pub(super) struct Share(Arc<AtomicUsize>);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 struct Idle {
@@ -399,7 +428,7 @@ impl Server {
         {
             // That turns out with the first connection.
             match http2_of(stream).await {
-                Ok(sender) => *shelf.http2.lock().await = Some(sender),
+                Ok(sender) => shelf.http2.lock().await.push(Many::new(sender)),
                 Err(error) => return Err((Failed::Unreachable(told(&error)), Again::Elsewhere)),
             }
             return self.pass_http2(request, manner).await;
@@ -452,6 +481,13 @@ impl Server {
                 exchange.relax();
                 is_usable
             });
+            // One is kept, however few use it.
+            if let Ok(mut kept) = shelf.http2.try_lock() {
+                let mut is_first = true;
+                kept.retain(|many| {
+                    std::mem::take(&mut is_first) || many.requests.load(Ordering::Acquire) > 0
+                });
+            }
         }
     }
 
@@ -462,20 +498,19 @@ impl Server {
         for tried in 0..2 {
             // What was sent once is tried nowhere else.
             let again = if tried == 0 { Again::Elsewhere } else { Again::Never };
-            let (mut sender, is_fresh) = {
+            let ((mut sender, share), is_fresh) = {
                 // Whoever comes meanwhile waits for this connection instead of making another, and hears when there is none.
                 let since = Instant::now();
                 let Ok(mut kept) = timeout(manner.connect_timeout, shelf.http2.lock()).await else {
                     return Err((late(manner.connect_timeout).into(), again));
                 };
-                if self.is_out_of_reach_since(since) {
-                    return Err((
-                        Failed::Unreachable("no connection, neither for another request".to_owned()),
-                        again,
-                    ));
-                }
-                match kept.as_ref().filter(|sender| !sender.is_closed()) {
-                    Some(sender) => (sender.clone(), false),
+                kept.retain(|many| !many.sender.is_closed());
+                match kept.iter().find(|many| many.requests.load(Ordering::Acquire) < MOST_AT_ONCE) {
+                    Some(many) => (many.share(), false),
+                    None if self.is_out_of_reach_since(since) => {
+                        let why = "no connection, neither for another request".to_owned();
+                        return Err((Failed::Unreachable(why), again));
+                    }
                     None => {
                         let stream = match self.connect(manner).await {
                             Ok(stream) => stream,
@@ -486,17 +521,20 @@ impl Server {
                             drop(kept);
                             return self.pass_on(stream, request).await;
                         }
-                        match http2_of(stream).await {
-                            Ok(sender) => (kept.insert(sender).clone(), true),
+                        let many = match http2_of(stream).await {
+                            Ok(sender) => Many::new(sender),
                             Err(error) => return Err((Failed::Unreachable(error.to_string()), again)),
-                        }
+                        };
+                        let shared = many.share();
+                        kept.push(many);
+                        (shared, true)
                     }
                 }
             };
             name_host_in_target(request, &self.address);
             let copy = is_repeatable(request).then(|| copy_of(request));
             match sender.try_send_request(std::mem::take(request)).await {
-                Ok(response) => return Ok(response.map(PassedBody::Http2)),
+                Ok(response) => return Ok(response.map(|body| PassedBody::Http2(body, Some(share)))),
                 Err(mut error) => match error.take_message().or(copy.filter(|_| !is_fresh)) {
                     Some(again) => *request = again,
                     None => return Err((Failed::Broken(told(&error.into_error())), Again::Never)),

@@ -34,6 +34,9 @@ use crate::store::AnyStore;
 /// Tells in an answer that something was decided without the store.
 const DEGRADED: &str = "x-tollgate-degraded";
 
+/// What is given to HTTP/2 at once. How fast a client takes its answer is seen when it takes the next piece.
+const HTTP2_PIECE: usize = 16 << 10;
+
 /// The answer to a request: made at once, or on its way.
 #[allow(
     clippy::large_enum_variant,
@@ -256,8 +259,9 @@ impl Passing {
         let mut carried = Carried { permit, lent, track };
         if !is_switch {
             let (patience, sending) = (site.times.answer, self.sending);
+            let most = if self.is_http1 { usize::MAX } else { HTTP2_PIECE };
             return response
-                .map(|body| AnswerBody::passed(body, patience, sending, carried).with_lines(lines));
+                .map(|body| AnswerBody::passed(body, most, patience, sending, carried).with_lines(lines));
         }
         let (mut parts, body) = response.into_parts();
         let server = match body {

@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,14 +24,16 @@ pub(super) struct Tunnel {
 
 /// Connects both ends until one of them is closed, or nothing has gone either way for too long.
 pub(super) async fn connect(client: Wire, tunnel: Box<Tunnel>) {
-    let Tunnel { server, mut carried, patience } = *tunnel;
+    let Tunnel { server, carried, patience } = *tunnel;
+    let down = AtomicUsize::new(0);
+    let mut ending = Ending { carried, down: &down };
     let (from_client, to_client) = tokio::io::split(client);
     let (from_server, to_server) = tokio::io::split(server);
     let pulse = Pulse { last: Mutex::new(Instant::now()), patience };
-    let ((_, up), (bytes, down)) =
-        tokio::join!(copy(from_client, to_server, &pulse), copy(from_server, to_client, &pulse));
-    carried.track.sent(bytes);
-    carried.track.ended(up.is_some() && down.is_some(), Instant::now());
+    let up = AtomicUsize::new(0);
+    let (up, down) =
+        tokio::join!(copy(from_client, to_server, &pulse, &up), copy(from_server, to_client, &pulse, &down));
+    ending.carried.track.ended(up.is_some() && down.is_some(), Instant::now());
 }
 
 /// When something last went either way.
@@ -58,15 +61,27 @@ impl Pulse {
     }
 }
 
-/// Copies all there is, and then closes the other side: how many bytes, and nothing else if that failed.
+/// Writes down how much went to the client, also if the tunnel is cut.
+struct Ending<'t> {
+    carried: Carried,
+    down: &'t AtomicUsize,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.carried.track.sent(self.down.load(Ordering::Relaxed));
+    }
+}
+
+/// Copies all there is, and then closes the other side. None if that failed.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     pulse: &Pulse,
-) -> (usize, Option<()>) {
+    copied: &AtomicUsize,
+) -> Option<()> {
     let mut buffer = vec![0; 16 << 10];
-    let mut all = 0;
-    let copied = loop {
+    let ended = loop {
         let Some(read) = pulse.keeps(from.read(&mut buffer)).await else { break None };
         if read == 0 {
             break Some(());
@@ -78,9 +93,9 @@ async fn copy(
         };
         let Some(()) = pulse.keeps(sent).await else { break None };
         pulse.beats();
-        all += read;
+        copied.fetch_add(read, Ordering::Relaxed);
     };
     // Who takes nothing is not waited for with that either.
     let _ = timeout(pulse.patience, to.shutdown()).await;
-    (all, copied)
+    ended
 }

@@ -296,6 +296,9 @@ impl Connection {
             loop {
                 if is_last || self.shared.lock().wire.is_full() {
                     let sent = self.poll_write(&mut late, context);
+                    if std::mem::take(&mut late.has_moved) {
+                        body.moves();
+                    }
                     if sent.is_pending() {
                         // The rest of the request does not wait for its answer to be taken.
                         body.drive(context);
@@ -356,7 +359,7 @@ impl Connection {
             return Poll::Ready(done.map_err(|_| ()));
         }
         if sent > 0 {
-            late.deadline = None;
+            (late.deadline, late.has_moved) = (None, true);
         }
         let deadline = *late.deadline.get_or_insert_with(|| Instant::now() + self.times.write);
         if self.alarm.rings(deadline, context) { Poll::Ready(Err(())) } else { Poll::Pending }
@@ -448,6 +451,8 @@ impl Connection {
 #[derive(Default)]
 struct Late {
     deadline: Option<Instant>,
+    /// Whether some of it was sent, and not all.
+    has_moved: bool,
 }
 
 impl Shared {

@@ -161,7 +161,12 @@ impl Wire {
 
     /// Whether nothing more comes, whatever has come before and was not read yet. Not always seen at once.
     pub(super) fn has_hung_up(&self, context: &mut Context<'_>) -> bool {
-        let ready = pin!(unconstrained(self.stream.tcp().ready(Interest::READABLE))).poll(context);
+        let tcp = self.stream.tcp();
+        // Whoever only waits for that to be ready is woken no more once it has stopped waiting.
+        if tcp.poll_read_ready(context).is_pending() {
+            return false;
+        }
+        let ready = pin!(unconstrained(tcp.ready(Interest::READABLE))).poll(context);
         matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
     }
 
