@@ -302,7 +302,7 @@ where
     let told = if notice.is_cancelled() { drain } else { notice };
     let mut told = pin!(told.cancelled());
     let mut ends = pin!(drain.cancelled());
-    let (mut is_ending, mut is_last_call, mut is_stuck) = (false, false, false);
+    let (mut is_ending, mut is_last_call, mut was_stuck) = (false, false, false);
     let (mut served_before, mut sent_before, mut idle_since) = (0, 0, Instant::now());
     loop {
         tokio::select! {
@@ -322,9 +322,9 @@ where
                 tick.as_mut().reset(Instant::now() + LAST_CALL);
             }
             () = tick.as_mut() => {
-                if doing.is_stuck(&site.times) {
+                let is_stuck = doing.is_stuck(&site.times);
+                if is_stuck {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
-                    is_stuck = true;
                 }
                 let now = Instant::now();
                 let requests = doing.served.load(Ordering::Relaxed);
@@ -338,12 +338,13 @@ where
                 let is_silent = doing.is_idle() && sent == sent_before;
                 sent_before = sent;
                 if idle >= site.times.idle + site.times.head
-                    || is_silent && (is_stuck || is_last_call || is_in_the_way && is_ending)
+                    || is_silent && is_ending && (was_stuck || is_last_call || is_in_the_way)
                 {
                     // It was told that the connection ends, and has not ended it.
                     return;
                 }
-                if (idle >= site.times.idle || is_in_the_way) && !is_ending {
+                was_stuck |= is_stuck;
+                if (idle >= site.times.idle || is_in_the_way || is_stuck) && !is_ending {
                     is_ending = true;
                     served.as_mut().graceful_shutdown();
                 }

@@ -1,5 +1,4 @@
 //! What the tests of the gateway share.
-#![allow(dead_code)] // some is for some features only
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 use std::path::Path;
