@@ -22,10 +22,6 @@ pub struct Concurrency {
     capacity: u64,
 }
 
-/// Units in progress.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InFlight(u64);
-
 impl Concurrency {
     /// At most `capacity` units in progress.
     pub fn new(capacity: u64) -> Result<Self, LimitError> {
@@ -46,51 +42,49 @@ impl Concurrency {
         }
     }
 
+    /// Whether so much more may be in progress.
+    pub(crate) fn has_room(&self, used: &InProgress, cost: u64) -> bool {
+        self.fits(used.other, cost)
+    }
+
     fn fits(&self, used: u64, cost: u64) -> bool {
         cost == 0 || cost <= self.capacity && used.saturating_add(cost) <= self.capacity
     }
 }
 
-impl InFlight {
-    /// Units in progress.
-    pub fn count(self) -> u64 {
-        self.0
-    }
-}
-
 impl Algorithm for Concurrency {
-    type State = InFlight;
+    type State = InProgress;
 
     fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    fn decide(&self, state: &mut InFlight, _now: Timestamp, cost: u64) -> Outcome {
-        let fits = self.fits(state.0, cost);
+    fn decide(&self, state: &mut InProgress, _now: Timestamp, cost: u64) -> Outcome {
+        let fits = self.fits(state.other, cost);
         if fits {
-            state.0 += cost;
+            state.other += cost;
         }
-        self.outcome(state.0, cost, fits)
+        self.outcome(state.other, cost, fits)
     }
 
-    fn estimate(&self, state: &InFlight, _now: Timestamp, cost: u64) -> Outcome {
-        self.outcome(state.0, cost, self.fits(state.0, cost))
+    fn estimate(&self, state: &InProgress, _now: Timestamp, cost: u64) -> Outcome {
+        self.outcome(state.other, cost, self.fits(state.other, cost))
     }
 
-    fn refund(&self, state: &mut InFlight, _now: Timestamp, cost: u64, _taken: Timestamp) -> Outcome {
-        state.0 = state.0.saturating_sub(cost);
-        self.outcome(state.0, 0, true)
+    fn refund(&self, state: &mut InProgress, _now: Timestamp, cost: u64, _taken: Timestamp) -> Outcome {
+        state.other = state.other.saturating_sub(cost);
+        self.outcome(state.other, 0, true)
     }
 
-    fn level(&self, state: &InFlight, _now: Timestamp) -> u64 {
-        share(state.0, self.capacity)
+    fn level(&self, state: &InProgress, _now: Timestamp) -> u64 {
+        share(state.other, self.capacity)
     }
 
-    fn join(&self, a: &InFlight, b: &InFlight, _now: Timestamp) -> InFlight {
-        InFlight(a.0.max(b.0))
+    fn join(&self, a: &InProgress, b: &InProgress, _now: Timestamp) -> InProgress {
+        InProgress { other: a.other.max(b.other), ..*a }
     }
 
-    fn convert(&self, _old: &Self, state: &InFlight, _changed: Timestamp) -> InFlight {
+    fn convert(&self, _old: &Self, state: &InProgress, _changed: Timestamp) -> InProgress {
         // Holders keep what they hold: a lower capacity only keeps newcomers out until they leave.
         *state
     }

@@ -3,6 +3,7 @@
 use crate::algorithm::{divide, share};
 use crate::concurrency::{InProgress, LeaseId, LeaseSet};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
+use crate::limit::Op;
 use crate::outcome::Outcome;
 use crate::time::{Nanos, Timestamp};
 
@@ -12,6 +13,7 @@ pub struct Fleet {
     capacity: u64,
     allocation: u64,
     mode: FleetMode,
+    /// How long a place is leased; 0 where places are only counted.
     ttl: u64,
 }
 
@@ -64,15 +66,20 @@ impl Fleet {
         self.mode
     }
 
-    /// How long a place is held unless it is renewed.
+    /// How long a place is held unless it is renewed; zero where it is held until it is given back.
     pub fn ttl(&self) -> Nanos {
         Nanos::new(self.ttl)
     }
 
-    /// The same, with places that are held for so long unless they are renewed.
+    /// The same for one process, in which a place always comes back: nothing expires, and nobody needs a name.
     #[must_use]
-    pub fn lasting(self, ttl: Nanos) -> Self {
-        Self { ttl: ttl.as_u64().clamp(1, MAX_PRODUCT), ..self }
+    pub fn counted(self) -> Self {
+        Self { ttl: 0, ..self }
+    }
+
+    /// Whether places are counted, and not leased.
+    pub fn is_counted(&self) -> bool {
+        self.ttl == 0
     }
 
     /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
@@ -169,9 +176,33 @@ impl Fleet {
         outcome
     }
 
+    /// Does `op` to places that are counted. As with [`Concurrency`](crate::concurrency::Concurrency), a refusal says "any
+    /// moment now".
+    #[inline]
+    pub fn count(&self, op: Op, used: &mut InProgress, cost: u64, critical: bool) -> Outcome {
+        if matches!(op, Op::Charge | Op::Estimate) && !self.has_room(*used, critical, cost) {
+            let wait = (!self.never(critical, cost)).then_some(0);
+            return Outcome::refuse(self.remaining(*used), wait, 0);
+        }
+        let of_kind = if critical { &mut used.critical } else { &mut used.other };
+        match op {
+            Op::Charge => *of_kind += cost,
+            Op::Refund | Op::Undo => *of_kind = of_kind.saturating_sub(cost),
+            Op::Estimate | Op::Renew => {}
+        }
+        // There is no lease to extend.
+        Outcome { allowed: op != Op::Renew, ..Outcome::allow(self.remaining(*used), 0) }
+    }
+
+    /// Whether a request gets places that are counted: those that it may have, as far as they can be counted.
+    pub(crate) fn has_room(&self, used: InProgress, critical: bool, cost: u64) -> bool {
+        let of_kind = if critical { used.critical } else { used.other };
+        self.fits(used, critical, cost) && of_kind.checked_add(cost).is_some()
+    }
+
     /// The share of the fleet in use, of 2^32.
-    pub fn level(&self, set: &LeaseSet, now: Timestamp) -> u64 {
-        share(set.used_at(now).total(), self.capacity)
+    pub fn level(&self, used: InProgress) -> u64 {
+        share(used.total(), self.capacity)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::algorithm::Algorithm;
 use crate::bucket::{Bucket, Debt};
-use crate::concurrency::{Concurrency, InFlight, InProgress, LeaseId, LeaseSet, Leases};
+use crate::concurrency::{Concurrency, InProgress, LeaseId, LeaseSet, Leases};
 use crate::error::LimitError;
 use crate::fixed_window::{FixedWindow, Window, WindowStart};
 use crate::fleet::{Fleet, FleetMode};
@@ -94,9 +94,9 @@ pub enum State {
     Batch(Batch),
     /// Of a log.
     Entries(Entries),
-    /// Of a concurrency limit.
-    InFlight(InFlight),
-    /// Of leases and of a fleet.
+    /// Of a concurrency limit, and of a fleet whose places are counted.
+    InProgress(InProgress),
+    /// Of leases, and of a fleet whose places are leased.
     LeaseSet(LeaseSet),
 }
 
@@ -326,7 +326,8 @@ impl Limit {
             Self::SlidingWindow(_) => State::TwoWindows(TwoWindows::default()),
             Self::IntervalBucket(_) => State::Batch(Batch::default()),
             Self::Log(_) => State::Entries(Entries::default()),
-            Self::Concurrency(_) => State::InFlight(InFlight::default()),
+            Self::Concurrency(_) => State::InProgress(InProgress::default()),
+            Self::Fleet(fleet) if fleet.is_counted() => State::InProgress(InProgress::default()),
             Self::Leases(_) | Self::Fleet(_) => State::LeaseSet(LeaseSet::default()),
         }
     }
@@ -340,14 +341,15 @@ impl Limit {
             (Self::SlidingWindow(a), State::TwoWindows(s)) => apply(a, op, s, now, ask.cost, taken),
             (Self::IntervalBucket(a), State::Batch(s)) => apply(a, op, s, now, ask.cost, taken),
             (Self::Log(a), State::Entries(s)) => apply(a, op, s, now, ask.cost, taken),
-            (Self::Concurrency(a), State::InFlight(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::Concurrency(a), State::InProgress(s)) => apply(a, op, s, now, ask.cost, taken),
+            (Self::Fleet(a), State::InProgress(s)) if a.is_counted() => a.count(op, s, ask.cost, ask.critical),
             (Self::Leases(a), State::LeaseSet(s)) => match op {
                 Op::Charge => a.acquire(s, now, ask.lease, ask.cost),
                 Op::Estimate => a.estimate(s, now, ask.lease, ask.cost),
                 Op::Refund | Op::Undo => a.release(s, now, ask.lease),
                 Op::Renew => a.renew(s, now, ask.lease),
             },
-            (Self::Fleet(a), State::LeaseSet(s)) => match op {
+            (Self::Fleet(a), State::LeaseSet(s)) if !a.is_counted() => match op {
                 Op::Charge => a.acquire(s, now, ask.lease, ask.cost, ask.critical),
                 Op::Estimate => a.estimate(s, now, ask.lease, ask.cost, ask.critical),
                 Op::Refund | Op::Undo => a.release(s, now, ask.lease),
@@ -368,9 +370,14 @@ impl Limit {
             (Self::SlidingWindow(a), State::TwoWindows(s)) => a.estimate(s, now, ask.cost),
             (Self::IntervalBucket(a), State::Batch(s)) => a.estimate(s, now, ask.cost),
             (Self::Log(a), State::Entries(s)) => a.estimate(s, now, ask.cost),
-            (Self::Concurrency(a), State::InFlight(s)) => a.estimate(s, now, ask.cost),
+            (Self::Concurrency(a), State::InProgress(s)) => a.estimate(s, now, ask.cost),
             (Self::Leases(a), State::LeaseSet(s)) => a.estimate(s, now, ask.lease, ask.cost),
-            (Self::Fleet(a), State::LeaseSet(s)) => a.estimate(s, now, ask.lease, ask.cost, ask.critical),
+            (Self::Fleet(a), State::InProgress(s)) if a.is_counted() => {
+                a.count(Op::Estimate, &mut s.clone(), ask.cost, ask.critical)
+            }
+            (Self::Fleet(a), State::LeaseSet(s)) if !a.is_counted() => {
+                a.estimate(s, now, ask.lease, ask.cost, ask.critical)
+            }
             _ => return None,
         })
     }
@@ -378,6 +385,44 @@ impl Limit {
     /// Whether a lease is held.
     pub fn holds(&self, state: &State, lease: LeaseId, now: Timestamp) -> bool {
         matches!(state, State::LeaseSet(set) if set.is_live(lease, now))
+    }
+
+    /// Whether there is room among what is counted in this process.
+    #[inline]
+    pub fn has_room(&self, used: &InProgress, ask: &Ask) -> bool {
+        match self {
+            Self::Concurrency(a) => a.has_room(used, ask.cost),
+            Self::Fleet(a) => a.has_room(*used, ask.critical, ask.cost),
+            _ => false,
+        }
+    }
+
+    /// Does `op` to what is counted in this process; nothing under a limit that counts nothing.
+    #[inline]
+    pub fn count(&self, op: Op, used: &mut InProgress, ask: &Ask) -> Option<Outcome> {
+        match self {
+            Self::Concurrency(a) => Some(apply(a, op, used, Timestamp::ZERO, ask.cost, Timestamp::ZERO)),
+            Self::Fleet(a) if a.is_counted() => Some(a.count(op, used, ask.cost, ask.critical)),
+            _ => None,
+        }
+    }
+
+    /// Whether what is in progress is counted in this process, without leases.
+    pub fn is_counted(&self) -> bool {
+        match self {
+            Self::Concurrency(_) => true,
+            Self::Fleet(fleet) => fleet.is_counted(),
+            _ => false,
+        }
+    }
+
+    /// Whether what is taken has a name, and is given back by it.
+    pub fn is_leased(&self) -> bool {
+        match self {
+            Self::Leases(_) => true,
+            Self::Fleet(fleet) => !fleet.is_counted(),
+            _ => false,
+        }
     }
 
     /// Whether refused calls count too.
@@ -393,7 +438,7 @@ impl Limit {
             (Self::SlidingWindow(a), State::TwoWindows(s)) => is_idle(a, s, now),
             (Self::IntervalBucket(a), State::Batch(s)) => is_idle(a, s, now),
             (Self::Log(a), State::Entries(s)) => is_idle(a, s, now),
-            (Self::Concurrency(_), State::InFlight(s)) => s.count() == 0,
+            (Self::Concurrency(_) | Self::Fleet(_), State::InProgress(s)) => s.total() == 0,
             (Self::Leases(_) | Self::Fleet(_), State::LeaseSet(s)) => s.is_idle(now),
             _ => true,
         }
@@ -407,9 +452,10 @@ impl Limit {
             (Self::SlidingWindow(a), State::TwoWindows(s)) => a.level(s, now),
             (Self::IntervalBucket(a), State::Batch(s)) => a.level(s, now),
             (Self::Log(a), State::Entries(s)) => a.level(s, now),
-            (Self::Concurrency(a), State::InFlight(s)) => a.level(s, now),
+            (Self::Concurrency(a), State::InProgress(s)) => a.level(s, now),
             (Self::Leases(a), State::LeaseSet(s)) => a.level(s, now),
-            (Self::Fleet(a), State::LeaseSet(s)) => a.level(s, now),
+            (Self::Fleet(a), State::InProgress(s)) => a.level(*s),
+            (Self::Fleet(a), State::LeaseSet(s)) => a.level(s.used_at(now)),
             _ => 0,
         }
     }
@@ -463,7 +509,12 @@ impl Limit {
                 State::Entries(new.convert(old, s, changed))
             }
             (Self::Concurrency(_), Self::Concurrency(_), state) => state.clone(),
-            (Self::Leases(_) | Self::Fleet(_), Self::Leases(_) | Self::Fleet(_), state) => state.clone(),
+            (Self::Fleet(new), Self::Fleet(old), state) if new.is_counted() && old.is_counted() => state.clone(),
+            (Self::Leases(_) | Self::Fleet(_), Self::Leases(_) | Self::Fleet(_), state @ State::LeaseSet(_))
+                if !self.is_counted() =>
+            {
+                state.clone()
+            }
             // Requests in progress are no usage of a rate, nor the reverse.
             (Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_), ..)
             | (_, Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_), _) => self.fresh(),
@@ -534,7 +585,7 @@ impl Limit {
     /// Units in progress under a concurrency limit or a fleet; none for rate limits.
     pub fn in_progress(&self, state: &State, now: Timestamp) -> InProgress {
         match state {
-            State::InFlight(s) => InProgress { critical: 0, other: s.count() },
+            State::InProgress(s) => *s,
             State::LeaseSet(s) => s.used_at(now),
             _ => InProgress::default(),
         }

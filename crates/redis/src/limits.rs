@@ -125,7 +125,7 @@ impl Parameters {
                 let capacity = small("concurrency", leases.capacity())?;
                 parameters(7, [capacity, whole_micros(leases.ttl()), 0], 0.0)
             }
-            Limit::Fleet(fleet) => {
+            Limit::Fleet(fleet) if !fleet.is_counted() => {
                 let total = f64::from(u8::from(fleet.mode() == FleetMode::Total));
                 let numbers = [fleet.capacity(), whole_micros(fleet.ttl()), fleet.allocation()];
                 parameters(8, numbers, total)

@@ -6,13 +6,54 @@ use smallvec::SmallVec;
 
 use super::AnswerStyle;
 use super::body::Problem;
-use super::write::{digits, long_number, number, push_number, push_quoted};
+use super::write::{digits, push_number, push_quoted};
 use crate::decision::{Reason, Standing, Unit};
 use crate::outcome::Outcome;
 use crate::time::Nanos;
 
 /// Headers in the order in which they are sent; names in lower case.
 pub type HeaderList = SmallVec<[(&'static str, Cow<'static, str>); 4]>;
+
+/// Where headers go, in the order in which they are sent.
+pub trait Fields {
+    /// Adds one. `value` writes what it says, which is printable ASCII of this length or less.
+    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut String));
+
+    /// Adds one that always says the same.
+    fn add_fixed(&mut self, name: &'static str, value: &'static str) {
+        self.add(name, value.len(), |text| text.push_str(value));
+    }
+}
+
+impl Fields for HeaderList {
+    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut String)) {
+        let mut text = String::with_capacity(length);
+        value(&mut text);
+        self.push((name, text.into()));
+    }
+
+    fn add_fixed(&mut self, name: &'static str, value: &'static str) {
+        self.push((name, value.into()));
+    }
+}
+
+/// Headers as lines of a head of HTTP/1, for those who write it themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeadLines(pub String);
+
+impl Fields for HeadLines {
+    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut String)) {
+        /// Most answers say no more.
+        const USUAL: usize = 240;
+        let Self(lines) = self;
+        let length = name.len() + length + ": \r\n".len();
+        lines.reserve(if lines.is_empty() { length.max(USUAL) } else { length });
+        lines.push_str(name);
+        lines.push_str(": ");
+        value(lines);
+        lines.push_str("\r\n");
+    }
+}
 
 /// Which headers tell a caller how its limits stand.
 ///
@@ -111,7 +152,7 @@ impl Told {
         push_quoted(&mut name, &standing.name);
         push_policy(&mut policy, style, standing);
         Self {
-            quota: integer(standing.quota),
+            quota: standing.quota,
             unit: standing.unit,
             name: name.into_boxed_str(),
             policy: policy.into_boxed_str(),
@@ -137,6 +178,13 @@ impl<'t> ToldStanding<'t> {
         Self { told, remaining, retry_after, reset_after }
     }
 
+    /// Whether less of its quota is left than of the other's.
+    #[inline]
+    pub fn is_closer_to_exhaustion(&self, other: &Self) -> bool {
+        let left = |it: &Self, other: &Self| u128::from(it.remaining) * u128::from(other.told.quota.max(1));
+        left(self, other) < left(other, self)
+    }
+
     /// As a standing of the same limit has it.
     pub(super) fn of(told: &'t Told, standing: &Standing) -> Self {
         let Standing { remaining, retry_after, reset_after, .. } = *standing;
@@ -145,10 +193,13 @@ impl<'t> ToldStanding<'t> {
 }
 
 /// As [`standing_headers`], without finding the words for each limit anew.
-pub fn told_headers(style: HeaderStyle, told: &[ToldStanding<'_>], now_epoch_secs: u64) -> HeaderList {
-    let mut list = HeaderList::new();
-    push(&mut list, style, told, now_epoch_secs, None);
-    list
+pub fn add_told(
+    fields: &mut impl Fields,
+    style: HeaderStyle,
+    told: &[ToldStanding<'_>],
+    now_epoch_secs: u64,
+) {
+    push(fields, style, told, now_epoch_secs, None);
 }
 
 /// Finds the words for standings.
@@ -160,7 +211,7 @@ pub(super) fn on_told(style: HeaderStyle, standings: &[Standing], on: impl FnOnc
 
 /// Adds the headers, with the number that `Retry-After` carries in the same answer, if there is one.
 pub(super) fn push(
-    list: &mut HeaderList,
+    fields: &mut impl Fields,
     style: HeaderStyle,
     standings: &[ToldStanding<'_>],
     now_epoch_secs: u64,
@@ -170,42 +221,54 @@ pub(super) fn push(
         |it: &&ToldStanding<'_>| style == HeaderStyle::Ietf11 || it.told.unit != Unit::ConcurrentRequests;
     let all = standings.iter().filter(is_told);
     let (Some(first), false) = (all.clone().next(), style == HeaderStyle::Off) else { return };
-    let limit = first.told.quota;
+    let limit = integer(first.told.quota);
     let left = integer(first.remaining);
     let wait = retry_after.unwrap_or_else(|| until(first));
-    let mut add = |name: &'static str, value: Cow<'static, str>| list.push((name, value));
     match style {
         HeaderStyle::Ietf11 => {
-            add("ratelimit-policy", policies(String::new(), all).into());
-            let (name, wait) = (&*first.told.name, integer(wait));
-            let mut told = String::with_capacity(name.len() + 6 + digits(left) + digits(wait));
-            told.push_str(name);
-            told.push_str(";r=");
-            push_number(&mut told, left);
-            told.push_str(";t=");
-            push_number(&mut told, wait);
-            add("ratelimit", told.into());
+            add_policies(fields, "ratelimit-policy", all);
+            let name = &*first.told.name;
+            fields.add("ratelimit", name.len() + ";r=;t=".len() + 2 * MOST_DIGITS, |text| {
+                text.push_str(name);
+                text.push_str(";r=");
+                push_number(text, left);
+                text.push_str(";t=");
+                push_number(text, integer(wait));
+            });
         }
         HeaderStyle::Draft7 => {
-            add("ratelimit-policy", policies(String::new(), all).into());
-            let wait = integer(wait);
-            add("ratelimit", format!("limit={limit}, remaining={left}, reset={wait}").into());
+            add_policies(fields, "ratelimit-policy", all);
+            fields.add("ratelimit", "limit=, remaining=, reset=".len() + 3 * MOST_DIGITS, |text| {
+                text.push_str("limit=");
+                push_number(text, limit);
+                text.push_str(", remaining=");
+                push_number(text, left);
+                text.push_str(", reset=");
+                push_number(text, integer(wait));
+            });
         }
         HeaderStyle::Draft6 => {
-            add("ratelimit-policy", policies(String::new(), all).into());
-            add("ratelimit-limit", number(limit));
-            add("ratelimit-remaining", number(left));
-            add("ratelimit-reset", number(integer(wait)));
+            add_policies(fields, "ratelimit-policy", all);
+            add_number(fields, "ratelimit-limit", limit);
+            add_number(fields, "ratelimit-remaining", left);
+            add_number(fields, "ratelimit-reset", wait);
         }
         HeaderStyle::XRateLimit => {
-            add("x-ratelimit-limit", number(limit));
-            add("x-ratelimit-remaining", number(left));
-            add("x-ratelimit-reset", number(integer(now_epoch_secs.saturating_add(wait))));
+            add_number(fields, "x-ratelimit-limit", limit);
+            add_number(fields, "x-ratelimit-remaining", left);
+            add_number(fields, "x-ratelimit-reset", now_epoch_secs.saturating_add(wait));
         }
         HeaderStyle::Envoy => {
-            add("x-ratelimit-limit", policies(long_number(limit), all).into());
-            add("x-ratelimit-remaining", number(left));
-            add("x-ratelimit-reset", number(integer(wait)));
+            let length = MOST_DIGITS + length_of_policies(all.clone());
+            fields.add("x-ratelimit-limit", length, |text| {
+                push_number(text, limit);
+                for standing in all {
+                    text.push_str(", ");
+                    text.push_str(&standing.told.policy);
+                }
+            });
+            add_number(fields, "x-ratelimit-remaining", left);
+            add_number(fields, "x-ratelimit-reset", wait);
         }
         HeaderStyle::Off => {}
     }
@@ -222,21 +285,34 @@ fn until(standing: &ToldStanding<'_>) -> u64 {
     if standing.remaining == 0 { secs.max(1) } else { secs }
 }
 
-/// The quotas of all limits, behind what `list` says already.
-fn policies<'a>(mut list: String, standings: impl Iterator<Item = &'a ToldStanding<'a>> + Clone) -> String {
-    // As long as it gets, so that nobody has to make it shorter.
-    let (length, count) =
-        standings.clone().fold((0, 0), |(length, count), it| (length + it.told.policy.len(), count + 1));
-    let between = count - usize::from(list.is_empty());
-    list.reserve_exact(length + 2 * between);
-    for standing in standings {
-        if !list.is_empty() {
-            list.push_str(", ");
+/// The quotas of all limits.
+fn add_policies<'a>(
+    fields: &mut impl Fields,
+    name: &'static str,
+    standings: impl Iterator<Item = &'a ToldStanding<'a>> + Clone,
+) {
+    fields.add(name, length_of_policies(standings.clone()), |text| {
+        for (place, standing) in standings.enumerate() {
+            if place > 0 {
+                text.push_str(", ");
+            }
+            text.push_str(&standing.told.policy);
         }
-        list.push_str(&standing.told.policy);
-    }
-    list
+    });
 }
+
+fn length_of_policies<'a>(standings: impl Iterator<Item = &'a ToldStanding<'a>>) -> usize {
+    standings.map(|it| it.told.policy.len() + ", ".len()).sum()
+}
+
+/// A field that is a number.
+pub(super) fn add_number(fields: &mut impl Fields, name: &'static str, number: u64) {
+    let number = integer(number);
+    fields.add(name, digits(number), |text| push_number(text, number));
+}
+
+/// How many digits an integer has, at most.
+const MOST_DIGITS: usize = 15;
 
 /// The quota of a limit.
 fn push_policy(text: &mut String, style: HeaderStyle, standing: &Standing) {

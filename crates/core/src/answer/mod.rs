@@ -8,11 +8,12 @@ mod body;
 mod headers;
 mod write;
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-pub use headers::{HeaderList, HeaderStyle, Told, ToldStanding, standing_headers, told_headers};
+pub use headers::{
+    Fields, HeadLines, HeaderList, HeaderStyle, Told, ToldStanding, add_told, standing_headers,
+};
 
 use crate::decision::{Reason, Refused};
 use crate::time::Nanos;
@@ -38,11 +39,11 @@ pub struct AnswerStyle {
 
 /// An answer over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Answer<F = HeaderList> {
     /// The status.
     pub status: u16,
     /// The headers, but for the content type.
-    pub headers: HeaderList,
+    pub headers: F,
     /// The content type.
     pub content_type: &'static str,
     /// The body.
@@ -90,61 +91,46 @@ pub fn refusal(
     now_epoch_secs: u64,
     draw: u32,
 ) -> Answer {
-    let (wait, mut answer) = begun(refused, style, draw);
-    headers::on_told(style.headers, &refused.exceeded, |told| {
-        headers::push(&mut answer.headers, style.headers, told, now_epoch_secs, wait);
-    });
-    end(&mut answer, refused, style, wait, accept, instance, None);
-    answer
+    refusal_in(refused, None, style, accept, instance, now_epoch_secs, draw)
 }
 
-/// As [`refusal`], of a request that has exceeded one limit, without finding the words for that anew.
-pub fn told_refusal(
+/// As [`refusal`], with headers of any kind, and without finding the words for a limit anew that alone was exceeded.
+pub fn refusal_in<F: Fields + Default>(
     refused: &Refused,
-    told: &Told,
+    told: Option<&Told>,
     style: &AnswerStyle,
     accept: Option<&[u8]>,
     instance: &str,
     now_epoch_secs: u64,
     draw: u32,
-) -> Answer {
-    let [standing] = refused.exceeded.as_slice() else {
-        return refusal(refused, style, accept, instance, now_epoch_secs, draw);
-    };
-    let (wait, mut answer) = begun(refused, style, draw);
-    let standing = [ToldStanding::of(told, standing)];
-    headers::push(&mut answer.headers, style.headers, &standing, now_epoch_secs, wait);
-    end(&mut answer, refused, style, wait, accept, instance, told.problem.as_ref());
-    answer
-}
-
-/// How long to stay away, and an answer that says nothing yet.
-fn begun(refused: &Refused, style: &AnswerStyle, draw: u32) -> (Option<u64>, Answer) {
+) -> Answer<F> {
+    let mut fields = F::default();
     let wait = seconds_away(refused, style.retry_jitter_percent, draw);
-    let status = refused.reason.status();
-    (wait, Answer { status, headers: HeaderList::new(), content_type: "", body: String::new() })
-}
-
-/// Adds what is behind the headers that tell how the limits stand.
-fn end(
-    answer: &mut Answer,
-    refused: &Refused,
-    style: &AnswerStyle,
-    wait: Option<u64>,
-    accept: Option<&[u8]>,
-    instance: &str,
-    ready: Option<&body::Problem>,
-) {
+    let mut push = |told: &[ToldStanding<'_>]| {
+        headers::push(&mut fields, style.headers, told, now_epoch_secs, wait);
+    };
+    let ready = match (told, refused.exceeded.as_slice()) {
+        (Some(told), [standing]) => {
+            push(&[ToldStanding::of(told, standing)]);
+            told.problem.as_ref()
+        }
+        (_, standings) => {
+            headers::on_told(style.headers, standings, push);
+            None
+        }
+    };
     if let Some(wait) = wait {
-        answer.headers.push(("retry-after", write::number(wait)));
+        headers::add_number(&mut fields, "retry-after", wait);
     }
+    let status = refused.reason.status();
     // Envoy does not retry what carries this header. Another worker may well take what this one has shed.
-    if style.headers == HeaderStyle::Envoy && answer.status == 429 {
-        answer.headers.push(("x-envoy-ratelimited", Cow::Borrowed("true")));
+    if style.headers == HeaderStyle::Envoy && status == 429 {
+        fields.add_fixed("x-envoy-ratelimited", "true");
     }
-    answer.headers.push(("cache-control", Cow::Borrowed("no-store")));
+    fields.add_fixed("cache-control", "no-store");
     let docs = style.docs_url.as_deref();
-    (answer.content_type, answer.body) = body::build(refused, wait, accept, instance, docs, ready);
+    let (content_type, body) = body::build(refused, wait, accept, instance, docs, ready);
+    Answer { status, headers: fields, content_type, body }
 }
 
 /// The code and the message of a refusal over gRPC. The message is for people; [`grpc_message`] makes it fit for a

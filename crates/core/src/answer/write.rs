@@ -1,6 +1,5 @@
 //! Text that is written for every request: without the detours that `format!` takes.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// Appends a number.
@@ -11,19 +10,6 @@ pub(super) fn push_number(text: &mut String, number: u64) {
 /// How many digits a number has.
 pub(super) fn digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |log| log as usize + 1)
-}
-
-/// A number as text. Most are small.
-pub(super) fn number(number: u64) -> Cow<'static, str> {
-    let digit = usize::try_from(number).ok().and_then(|place| "0123456789".get(place..=place));
-    digit.map_or_else(|| Cow::Owned(long_number(number)), Cow::Borrowed)
-}
-
-/// The same, to write on.
-pub(super) fn long_number(number: u64) -> String {
-    let mut text = String::with_capacity(digits(number));
-    push_number(&mut text, number);
-    text
 }
 
 /// Whether all bytes stand for themselves wherever we write them. Without a way out in between, so that many are looked at at once.
@@ -82,7 +68,9 @@ mod tests {
     #[test]
     fn numbers_are_written_as_anybody_would() {
         for n in [0, 1, 9, 10, 99, 100, 1_234_567_890, u64::MAX] {
-            assert_eq!((&*number(n), digits(n)), (n.to_string().as_str(), n.to_string().len()));
+            let mut text = String::new();
+            push_number(&mut text, n);
+            assert_eq!((&text, digits(n)), (&n.to_string(), n.to_string().len()));
         }
     }
 

@@ -31,8 +31,11 @@ pub(crate) struct Condition {
 pub(crate) fn method_bit(method: &str) -> u8 {
     const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
     let place = KNOWN.iter().position(|known| known.eq_ignore_ascii_case(method));
-    1 << place.unwrap_or(KNOWN.len())
+    place.map_or(OTHER_METHODS, |place| 1 << place)
 }
+
+/// The bit of methods that have none of their own.
+const OTHER_METHODS: u8 = 1 << 7;
 
 /// Text in which `*` stands for anything, in any case of letters if that was asked for.
 #[derive(Clone, PartialEq, Eq)]
@@ -73,6 +76,14 @@ impl Glob {
     }
 
     pub(crate) fn is_like(&self, text: &[u8]) -> bool {
+        match self.parts.as_slice() {
+            // Nearly all of them are beginnings.
+            [first, last] if last.is_empty() && !self.any_case => text.starts_with(first.as_bytes()),
+            _ => self.is_like_at_length(text),
+        }
+    }
+
+    fn is_like_at_length(&self, text: &[u8]) -> bool {
         let lower;
         let mut rest = match self.any_case && text.iter().any(u8::is_ascii_uppercase) {
             true => {
@@ -113,7 +124,8 @@ impl Condition {
         let asked = request.facts.method;
         let is_method = |method: &String| method == asked || method.eq_ignore_ascii_case(asked);
         let is_path = |path: &PathPattern| path.is_all() || path.matches(request.path());
-        (self.methods.is_empty() || self.methods.iter().any(is_method))
+        // Whoever has a bit of its own is known by that.
+        (request.method != OTHER_METHODS || self.methods.is_empty() || self.methods.iter().any(is_method))
             && (self.classes.is_empty() || request.class.is_some_and(|class| self.classes.contains(&class)))
             && (self.plans.is_empty() || request.plan.is_some_and(|plan| self.plans.contains(&plan)))
             && (self.paths.is_empty() || self.paths.iter().any(is_path))

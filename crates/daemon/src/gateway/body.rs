@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::time::{Instant, Sleep};
 use tollgate::Permit;
+use tollgate_core::answer::HeadLines;
 
 use super::doing::{Progress, Streaming};
 use super::fields;
@@ -291,7 +292,7 @@ impl Body for AskedBody {
 pub(super) struct AnswerBody {
     kind: Kind,
     /// Fields of the answer's head that need not be looked at any more, as HTTP/1 has them.
-    lines: Vec<u8>,
+    lines: HeadLines,
 }
 
 enum Kind {
@@ -399,20 +400,20 @@ impl Passed {
 
 impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
-        Self { kind: Kind::Text(text, Some(track)), lines: Vec::new() }
+        Self { kind: Kind::Text(text, Some(track)), lines: HeadLines::default() }
     }
 
     pub(super) fn tunnel(tunnel: Tunnel) -> Self {
-        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), lines: Vec::new() }
+        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), lines: HeadLines::default() }
     }
 
-    pub(super) fn with_lines(mut self, lines: Vec<u8>) -> Self {
+    pub(super) fn with_lines(mut self, lines: HeadLines) -> Self {
         self.lines = lines;
         self
     }
 
     pub(super) fn lines(&self) -> &[u8] {
-        &self.lines
+        self.lines.0.as_bytes()
     }
 
     /// What the connection goes on with, if that is no HTTP.
@@ -456,7 +457,7 @@ impl AnswerBody {
     ) -> Self {
         let flow = Flow::Own(Box::new(Passed { body, carried }));
         let kind = Kind::Passed { flow, most, rest: Bytes::new(), patience, timer: None, sending };
-        let mut passed = Self { kind, lines: Vec::new() };
+        let mut passed = Self { kind, lines: HeadLines::default() };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
             passed.end(true);

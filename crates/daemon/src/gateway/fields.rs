@@ -151,20 +151,6 @@ pub(super) fn has_ours(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| is_ours(name.as_str()))
 }
 
-/// What we say, as lines of a head of HTTP/1. What is no value of a field is left out.
-pub(super) fn lines<'f>(ours: impl Iterator<Item = (&'f str, &'f str)> + Clone) -> Vec<u8> {
-    // Without a way out, many bytes are looked at in one step.
-    let is_value = |text: &str| text.bytes().fold(true, |all, byte| all & (byte >= b' ') & (byte != 0x7f));
-    let size = ours.clone().map(|(name, value)| name.len() + value.len() + 4).sum();
-    let mut lines = Vec::with_capacity(size);
-    for (name, value) in ours.filter(|(_, value)| is_value(value)) {
-        for piece in [name, ": ", value, "\r\n"] {
-            lines.extend_from_slice(piece.as_bytes());
-        }
-    }
-    lines
-}
-
 /// Names that servers with variables for headers (CGI, WSGI) cannot tell from names that matter: to them
 /// `x_forwarded_for` is `x-forwarded-for`.
 fn is_look_alike(name: &HeaderName, policy: &Policy, decisive: &HashSet<HeaderName>) -> bool {

@@ -17,7 +17,7 @@ use memchr::memchr2;
 use tokio::time::Instant;
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit, Refusal};
-use tollgate_core::answer::HeaderList;
+use tollgate_core::answer::{Answer, Fields, HeadLines};
 
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, AskingBody, Carried, PassedBody, Sending, Trouble};
@@ -247,11 +247,11 @@ impl Passing {
         // Whatever the server speaks, this is what we do.
         *response.version_mut() = Version::HTTP_11;
         fields::strip_answer(response.headers_mut(), &site.decisive);
-        let ours = permit.headers();
-        let is_alone = self.is_http1 && !fields::has_ours(response.headers());
-        let lines = if is_alone { fields::lines(told(&ours)) } else { Vec::new() };
-        if !is_alone {
-            add_fields(response.headers_mut(), ours);
+        let mut lines = HeadLines::default();
+        if self.is_http1 && !fields::has_ours(response.headers()) {
+            permit.add_headers(&mut lines);
+        } else {
+            add_fields(response.headers_mut(), permit.headers());
         }
         if permit.is_degraded() {
             response.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
@@ -351,21 +351,18 @@ fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Respo
         return text(response, track);
     }
     // The same, without a map of fields that nobody looks at any more.
-    let answer = refusal.answer(fields::joined(headers, &header::ACCEPT).as_deref(), path);
-    let degraded = refusal.is_degraded().then_some((DEGRADED, "true"));
-    let fields = told(&answer.headers).chain([(header::CONTENT_TYPE.as_str(), answer.content_type)]);
-    let fields = fields.chain(degraded);
-    let lines = fields::lines(fields);
+    let accept = fields::joined(headers, &header::ACCEPT);
+    let mut answer: Answer<HeadLines> = refusal.answer_in(accept.as_deref(), path);
+    answer.headers.add_fixed("content-type", answer.content_type);
+    if refusal.is_degraded() {
+        answer.headers.add_fixed(DEGRADED, "true");
+    }
     let mut response = Response::new(Bytes::from(answer.body));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
-    text(response, track).map(|body| body.with_lines(lines))
+    text(response, track).map(|body| body.with_lines(answer.headers))
 }
 
 /// Fields of an answer, as text.
-fn told(fields: &HeaderList) -> impl Iterator<Item = (&str, &str)> + Clone {
-    fields.iter().map(|(name, value)| (*name, &**value))
-}
-
 fn text(response: Response<Bytes>, mut track: Track) -> Response<AnswerBody> {
     track.answered(response.status());
     response.map(|text| AnswerBody::text(text, track))

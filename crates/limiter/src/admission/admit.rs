@@ -235,7 +235,7 @@ impl<S: Store + 'static> Shared<S> {
                 limiter.count(held.class, |counts| &counts.degraded);
             }
         }
-        held.delay = verdict.outcomes.iter().map(|outcome| outcome.delay).max().unwrap_or_default();
+        held.delay = verdict.delay;
         held.outcomes = verdict.outcomes;
         if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict.degraded)) }
     }

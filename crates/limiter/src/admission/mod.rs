@@ -108,8 +108,11 @@ impl<S: Store> Shared<S> {
         (!self.clock.is_trusted()).then_some(now)
     }
 
-    /// An id that no other process has, nor had this one.
+    /// An id that no other process has, nor had this one. Where nobody else uses the store, places are counted, and need none.
     fn next_lease(&self) -> LeaseId {
+        if !self.store.is_shared() {
+            return LeaseId::default();
+        }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         LeaseId(u128::from(self.process) << 64 | u128::from(number))
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tollgate_core::answer::{HeaderList, HeaderStyle, ToldStanding, told_headers};
+use tollgate_core::answer::{Fields, HeaderList, HeaderStyle, ToldStanding, add_told};
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::Standing;
 use tollgate_core::key::{KeyRef, Kind};
@@ -159,26 +159,37 @@ impl Held {
         Some(charge(taken.rule, self.keys.get(charged.key)?, charged, self.lease))
     }
 
-    /// Limits that are the caller's own, the one closest to exhaustion first.
-    fn shown(&self) -> SmallVec<[(&Ruled, &Outcome); 4]> {
-        let mut shown: SmallVec<[(&Ruled, &Outcome); 4]> = SmallVec::new();
-        for (taken, outcome) in self.taken.iter().zip(&self.outcomes).filter(|(taken, _)| taken.is_shown) {
-            if let Some(ruled) = self.ruled(taken) {
-                shown.push((ruled, outcome));
-            }
-        }
-        shown.sort_by(|a, b| {
-            let left = |(_, outcome): &(&Ruled, &Outcome), (other, _): &(&Ruled, &Outcome)| {
-                u128::from(outcome.remaining) * u128::from(other.quota.max(1))
-            };
-            left(a, b).cmp(&left(b, a))
-        });
-        shown
+    /// Limits that are the caller's own, and how they stand.
+    #[inline]
+    fn shown(&self) -> impl Iterator<Item = (&Ruled, &Outcome)> {
+        let shown = self.taken.iter().zip(&self.outcomes).filter(|(taken, _)| taken.is_shown);
+        shown.filter_map(|(taken, outcome)| Some((self.ruled(taken)?, outcome)))
     }
 
-    /// How the caller stands with limits that are its own.
+    /// What is told of them, the one closest to exhaustion first.
+    fn told(&self) -> SmallVec<[ToldStanding<'_>; 4]> {
+        let mut told: SmallVec<[ToldStanding<'_>; 4]> = SmallVec::new();
+        for (ruled, outcome) in self.shown() {
+            told.push(ToldStanding::new(&ruled.told, outcome));
+            // They are few, and mostly in order.
+            for place in (1..told.len()).rev() {
+                if let (Some(before), Some(it)) = (told.get(place - 1), told.get(place))
+                    && it.is_closer_to_exhaustion(before)
+                {
+                    told.swap(place - 1, place);
+                }
+            }
+        }
+        told
+    }
+
+    /// The same, for whoever handles the request.
     fn standings(&self) -> Vec<Standing> {
-        self.shown().into_iter().map(|(ruled, outcome)| ruled.standing(outcome)).collect()
+        let mut standings: Vec<Standing> =
+            self.shown().map(|(ruled, outcome)| ruled.standing(outcome)).collect();
+        let left = |it: &Standing, other: &Standing| u128::from(it.remaining) * u128::from(other.quota.max(1));
+        standings.sort_by(|a, b| left(a, b).cmp(&left(b, a)));
+        standings
     }
 }
 
@@ -233,18 +244,21 @@ impl<S: Store + 'static> Permit<S> {
 
     /// The headers that tell an allowed caller how it stands.
     pub fn headers(&self) -> HeaderList {
-        let Some(held) = &self.held else { return Default::default() };
+        let mut headers = HeaderList::new();
+        self.add_headers(&mut headers);
+        headers
+    }
+
+    /// Adds the same to headers of any kind.
+    pub fn add_headers(&self, fields: &mut impl Fields) {
+        let Some(held) = &self.held else { return };
         let style = held.running.policy.answers().headers;
         // One style alone tells the time.
         let seconds = match style {
             HeaderStyle::XRateLimit => self.shared.clock.now().as_nanos() / 1_000_000_000,
             _ => 0,
         };
-        let mut told: SmallVec<[ToldStanding<'_>; 4]> = SmallVec::new();
-        for (ruled, outcome) in held.shown() {
-            told.push(ToldStanding::new(&ruled.told, outcome));
-        }
-        told_headers(style, &told, seconds)
+        add_told(fields, style, &held.told(), seconds);
     }
 
     /// The answer has begun: what is told by its headers is taken note of. `header` finds one by its name.

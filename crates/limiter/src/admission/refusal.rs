@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Timestamp;
-use tollgate_core::answer::{self, Answer};
+use tollgate_core::answer::{self, Answer, Fields};
 use tollgate_core::decision::{Reason, Refused, Standing};
 
 use super::running::Running;
@@ -103,17 +103,18 @@ impl Refusal {
 
     /// The whole answer over HTTP, in a form that the caller accepts. `instance` is what was asked for.
     pub fn answer(&self, accept: Option<&[u8]>, instance: &str) -> Answer {
+        self.answer_in(accept, instance)
+    }
+
+    /// The same, with headers of any kind.
+    pub fn answer_in<F: Fields + Default>(&self, accept: Option<&[u8]>, instance: &str) -> Answer<F> {
         let Inner { refused, running, exceeded, now, draw, .. } = &*self.0;
         let (style, seconds) = (running.policy.answers(), now.as_nanos() / 1_000_000_000);
         let ruled = exceeded.and_then(|Place(limiter, choice, rate)| {
             running.limiters.get(limiter)?.rules.get(choice)?.get(rate)
         });
-        match ruled {
-            Some(ruled) => {
-                answer::told_refusal(refused, &ruled.told, style, accept, instance, seconds, *draw)
-            }
-            None => answer::refusal(refused, style, accept, instance, seconds, *draw),
-        }
+        let told = ruled.map(|ruled| &ruled.told);
+        answer::refusal_in(refused, told, style, accept, instance, seconds, *draw)
     }
 
     /// The code and the message of an answer over gRPC.

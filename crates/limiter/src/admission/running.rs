@@ -433,9 +433,6 @@ fn check_guard<S: Store>(limiter: &policy::Limiter, store: &S) -> Result<(), Pol
     Err(PolicyError::Unguarded { limiter: Arc::clone(&limiter.name), wanted })
 }
 
-/// How long a place is held in this process, where it needs no lease: longer than any request.
-const HELD_HERE: Nanos = Nanos::from_secs(100 * 86_400);
-
 /// What the rates of a limiter are called in the store, where what was used of one is found again: by how long they last, and the
 /// longest by the limiter's name alone. So neither their order nor a shorter one that comes or goes gives anybody a fresh start,
 /// and callers of plans with one rate and with several share the longest.
@@ -468,7 +465,7 @@ fn ruled<S: Store>(
             (Limit::concurrency(leases.capacity()).map_err(StoreError::Unsupported)?, Some(None))
         }
         Limit::Leases(leases) => (limit, Some(third(leases.ttl()))),
-        Limit::Fleet(fleet) if !store.is_shared() => (Limit::Fleet(fleet.lasting(HELD_HERE)), Some(None)),
+        Limit::Fleet(fleet) if !store.is_shared() => (Limit::Fleet(fleet.counted()), Some(None)),
         Limit::Fleet(fleet) => (limit, Some(third(fleet.ttl()))),
         other => (other, None),
     };

@@ -66,6 +66,11 @@ impl MemoryStore {
     ) -> Result<(Vec<Outcome>, Timestamp), StoreError> {
         /// How often a refusal is tried again at a later time. Others move time all the time.
         const TRIES: u32 = 3;
+        if self.is_usual(charges)
+            && let Some(decided) = self.charge_usual(charges, at)
+        {
+            return Ok(decided);
+        }
         let mut now = self.time(at);
         for tries in 1.. {
             let mut targets = Targets::new();
@@ -214,7 +219,7 @@ impl MemoryStore {
     fn is_held(&self, target: &Target<'_>, ask: &Ask, now: Timestamp, locked: &mut Locked<'_>) -> bool {
         let limit = &target.record.limit;
         let holds = |state: &State| limit.holds(state, ask.lease, now);
-        matches!(limit, Limit::Leases(_) | Limit::Fleet(_))
+        limit.is_leased()
             && locked
                 .get(self.shards.index(target.hash))
                 .is_some_and(|shard| self.shards.with_state(shard, target, holds) == Some(true))
@@ -316,6 +321,9 @@ fn spread(targets: &[Wanted<'_>], outcomes: Vec<Outcome>) -> Vec<Outcome> {
 
 /// Whether two charges are of the same key under the same rule, and of the same lease where there are leases.
 fn is_same(a: (&Target<'_>, &Ask), b: (&Target<'_>, &Ask)) -> bool {
-    let leased = matches!(a.0.record.limit, Limit::Leases(_) | Limit::Fleet(_));
-    a.0.rule == b.0.rule && a.0.key == b.0.key && (!leased || a.1.lease == b.1.lease)
+    let is_alike = match &a.0.record.limit {
+        Limit::Fleet(fleet) if fleet.is_counted() => a.1.critical == b.1.critical,
+        limit => !limit.is_leased() || a.1.lease == b.1.lease,
+    };
+    a.0.rule == b.0.rule && a.0.key == b.0.key && is_alike
 }

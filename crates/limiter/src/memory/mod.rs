@@ -7,6 +7,7 @@ mod rules;
 mod shards;
 mod single;
 mod table;
+mod usual;
 
 #[cfg(all(test, tollgate_loom))]
 mod loom_tests;
@@ -487,6 +488,9 @@ impl Store for MemoryStore {
     }
 
     fn give_back(&self, charge: Charge<'_>) {
+        if self.uncount(&charge).is_some() {
+            return;
+        }
         // What is given back is there whatever the time is, so that of the last reading will do.
         let is_read = self.reads_system_clock.load(Ordering::Relaxed);
         let now = if is_read { self.latest_seen(None) } else { self.time(None) };

@@ -33,6 +33,8 @@ pub(crate) struct Record {
     pub(crate) salt: u64,
     /// Whether its states are words of the table.
     pub(crate) in_table: bool,
+    /// Whether what is in progress is counted: it can be taken and given back as if nothing had been.
+    pub(crate) is_counted: bool,
     /// Until here its words are those of a bucket that counts whole nanoseconds, the commonest and quickest
     /// kind. 0 for all others.
     pub(crate) fast_until: AtomicU64,
@@ -118,6 +120,12 @@ impl Record {
     pub(crate) fn is_valid(&self, now: Timestamp) -> bool {
         let until = self.valid_until.load(Ordering::Acquire);
         now.as_nanos() < until || until == u64::MAX
+    }
+
+    /// Whether it may be used at any time as it is.
+    #[inline]
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.valid_until.load(Ordering::Acquire) == u64::MAX
     }
 
     #[inline]
@@ -295,6 +303,7 @@ impl Rules {
             salt: family.salt,
             family: Arc::clone(&family),
             in_table,
+            is_counted: limit.is_counted(),
             fast_until: AtomicU64::new(0),
             valid_until: AtomicU64::new(if in_table { 0 } else { u64::MAX }),
             base: AtomicU64::new(0),

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hashbrown::{HashMap, HashTable};
 use parking_lot::{Mutex, MutexGuard};
+use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::{Key, KeyRef, Kind};
-use tollgate_core::limit::{self, Ask, Op, State};
+use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::StoreError;
-use tollgate_core::{Limit, Outcome, Timestamp};
+use tollgate_core::{Outcome, Timestamp};
 
 use super::family::Moves;
 use super::rules::{Record, Rules};
@@ -167,6 +168,12 @@ impl Shards {
         self.shards.get(index).map(Mutex::lock)
     }
 
+    /// The same, if nobody else has it.
+    #[inline]
+    pub(crate) fn try_lock(&self, index: usize) -> Option<MutexGuard<'_, Shard>> {
+        self.shards.get(index).and_then(Mutex::try_lock)
+    }
+
     /// Whether keys are kept whole.
     pub(crate) fn is_exact(&self) -> bool {
         self.exact
@@ -191,6 +198,13 @@ impl Shards {
         self.shards.iter().map(|shard| shard.lock().count_live(rules, now)).sum()
     }
 
+    /// Where a key is that was last charged under the same rule.
+    #[inline(always)]
+    pub(crate) fn seat(&self, shard: &Shard, target: &Target<'_>) -> Option<u32> {
+        let position = shard.find(target, self.exact)?;
+        shard.entry(position).filter(|entry| entry.rule == target.rule).map(|_| position)
+    }
+
     /// Does `op` to a state, in its locked shard. `elsewhere` yields what is kept outside of the maps of a key that is
     /// not here.
     #[inline]
@@ -208,10 +222,7 @@ impl Shards {
         let Some(entry) = shard.entries.get_mut(position as usize) else { return Err(self.full()) };
         match (&target.record.limit, &mut entry.state) {
             _ if entry.rule != target.rule => {}
-            // What has nothing on the heap, or is only looked at, stays as large as it is.
-            (Limit::Concurrency(limit), State::InFlight(state)) => {
-                return Ok(limit::apply(limit, call.op, state, call.now, call.ask.cost, call.taken));
-            }
+            // What is only looked at stays as large as it is.
             (limit, state) if call.op == Op::Estimate => {
                 if let Some(outcome) = limit.estimate(state, call.now, *call.ask) {
                     return Ok(outcome);
@@ -470,6 +481,15 @@ impl Shard {
 
     fn entry(&self, position: u32) -> Option<&Entry> {
         self.entries.get(position as usize)
+    }
+
+    /// What is counted of the key at a position. It becomes neither larger nor smaller by that, nor does it depend on the time.
+    #[inline(always)]
+    pub(crate) fn counted(&mut self, position: u32) -> Option<&mut InProgress> {
+        match &mut self.entries.get_mut(position as usize)?.state {
+            State::InProgress(used) => Some(used),
+            _ => None,
+        }
     }
 
     #[inline]

@@ -49,8 +49,8 @@ impl MemoryStore {
     }
 
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "one call in two places, both to be inlined")]
-    fn charge_line(
+    #[allow(clippy::too_many_arguments, reason = "one call in three places, all to be inlined")]
+    pub(super) fn charge_line(
         &self,
         line: Line<'_>,
         rule: u32,
@@ -224,7 +224,25 @@ impl MemoryStore {
         }
     }
 
+    #[inline]
     pub(super) fn decide_in_shard(
+        &self,
+        shard: &mut Shard,
+        target: &Target<'_>,
+        call: &Call<'_>,
+    ) -> Result<Outcome, StoreError> {
+        if target.record.is_counted
+            && let Some(seat) = self.shards.seat(shard, target)
+            && let Some(used) = shard.counted(seat)
+            && let Some(outcome) = target.record.limit.count(call.op, used, call.ask)
+        {
+            return Ok(outcome);
+        }
+        self.decide_at_length(shard, target, call)
+    }
+
+    #[inline(never)]
+    fn decide_at_length(
         &self,
         shard: &mut Shard,
         target: &Target<'_>,
