@@ -310,6 +310,50 @@ proptest! {
             prop_assert_eq!(limit.level(&subject.state, Timestamp::ZERO), (used << 32) / capacity);
         }
     }
+
+    /// Where places are counted, as many are had as where they are leased and no lease ever expires.
+    #[test]
+    fn a_counted_fleet_is_a_leased_one_whose_leases_do_not_end(
+        capacity in 1..=12_u64,
+        (kept, of) in (0..=3_u64, 3..=5_u64),
+        is_total in any::<bool>(),
+        acts in prop::collection::vec((any::<bool>(), 0..=10_u64, any::<bool>()), 1..80),
+    ) {
+        let mode = if is_total { FleetMode::Total } else { FleetMode::Allocation };
+        let leased = Spec { capacity, ttl: 1 << 50, fleet: Some((kept, of, mode)) }.limit();
+        let Limit::Fleet(fleet) = leased else { panic!("{leased:?}") };
+        let counted = Limit::Fleet(fleet.counted());
+        let mut subject = Subject { limit: counted, state: counted.fresh() };
+        let mut twin = Subject { limit: leased, state: leased.fresh() };
+        let mut held: Vec<(u128, u64, bool)> = Vec::new();
+        for (number, (take, cost, critical)) in acts.into_iter().enumerate() {
+            let id = number as u128;
+            let (outcome, told) = match (take, held.pop()) {
+                (false, Some((id, cost, critical))) => (
+                    subject.apply(Op::Refund, 0, id, cost, critical),
+                    twin.apply(Op::Refund, 0, id, cost, critical),
+                ),
+                (_, last) => {
+                    held.extend(last);
+                    let ask = Ask { cost, lease: LeaseId(id), critical, taken: None };
+                    let estimate = subject.limit.estimate(&subject.state, Timestamp::ZERO, ask);
+                    let outcome = subject.apply(Op::Charge, 0, id, cost, critical);
+                    prop_assert_eq!(estimate.map(|it| it.allowed), Some(outcome.allowed));
+                    if outcome.allowed && cost > 0 {
+                        held.push((id, cost, critical));
+                    }
+                    (outcome, twin.apply(Op::Charge, 0, id, cost, critical))
+                }
+            };
+            prop_assert_eq!((outcome.allowed, outcome.remaining), (told.allowed, told.remaining));
+            prop_assert_eq!(outcome.retry_after.is_none(), told.retry_after.is_none());
+            let now = Timestamp::ZERO;
+            let used = subject.limit.in_progress(&subject.state, now);
+            prop_assert_eq!(used, twin.limit.in_progress(&twin.state, now));
+            prop_assert_eq!(subject.limit.is_idle(&subject.state, now), used.total() == 0);
+            prop_assert_eq!(subject.limit.level(&subject.state, now), twin.limit.level(&twin.state, now));
+        }
+    }
 }
 
 /// Its own class has room; only the whole fleet is full, until the critical request ends.
@@ -348,4 +392,39 @@ fn critical_requests_of_absurd_weight_do_no_harm() {
         }
         assert!(subject.limit.is_idle(&subject.state, Timestamp::from_nanos(10)));
     }
+}
+
+/// What cannot be counted has no place, so that what comes back is what was taken.
+#[test]
+fn places_that_are_counted_are_as_many_as_can_be() {
+    let spec = Spec { capacity: 10, ttl: 10, fleet: Some((1, 5, FleetMode::Allocation)) };
+    let Limit::Fleet(fleet) = spec.limit() else { panic!("{:?}", spec.limit()) };
+    let limit = Limit::Fleet(fleet.counted());
+    let mut subject = Subject { limit, state: limit.fresh() };
+    assert!(subject.apply(Op::Charge, 0, 1, u64::MAX, true).allowed);
+    assert!(!subject.apply(Op::Charge, 0, 2, 1, true).allowed, "one more would not be told from none");
+    assert!(subject.apply(Op::Charge, 0, 3, 8, false).allowed, "the others have their share");
+    assert!(!subject.apply(Op::Renew, 0, 3, 8, false).allowed, "there are no leases");
+    assert!(subject.apply(Op::Refund, 0, 1, u64::MAX, true).allowed);
+    assert_eq!(limit.in_progress(&subject.state, Timestamp::ZERO), InProgress { critical: 0, other: 8 });
+}
+
+/// A change of its size changes nothing for those who have a place; leases and counts do not become each other.
+#[test]
+fn a_counted_fleet_keeps_its_count_when_it_is_changed() {
+    let fleet = |capacity| match (Spec { capacity, ttl: 10, fleet: Some((0, 1, FleetMode::Total)) }).limit() {
+        Limit::Fleet(fleet) => fleet,
+        other => panic!("{other:?}"),
+    };
+    let (old, new) = (Limit::Fleet(fleet(4).counted()), Limit::Fleet(fleet(2).counted()));
+    let mut subject = Subject { limit: old, state: old.fresh() };
+    assert!(subject.apply(Op::Charge, 0, 1, 3, false).allowed);
+    subject.state = new.convert(&old, &subject.state, Timestamp::ZERO);
+    subject.limit = new;
+    assert!(!subject.apply(Op::Charge, 0, 2, 1, false).allowed);
+    assert!(subject.apply(Op::Refund, 0, 1, 3, false).allowed);
+    assert!(subject.apply(Op::Charge, 0, 2, 2, false).allowed);
+    let leased = Limit::Fleet(fleet(2));
+    assert_eq!(leased.convert(&new, &subject.state, Timestamp::ZERO), leased.fresh());
+    assert_eq!(new.convert(&leased, &leased.fresh(), Timestamp::ZERO), new.fresh());
 }

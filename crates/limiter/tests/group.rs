@@ -28,7 +28,8 @@ impl Part {
     }
 }
 
-fn is_lease(limit: &Limit) -> bool {
+/// Whether two charges of one key may be two things.
+fn is_held(limit: &Limit) -> bool {
     matches!(limit, Limit::Leases(_) | Limit::Fleet(_))
 }
 
@@ -86,7 +87,7 @@ proptest! {
         for Line((wait, mut parts)) in groups {
             now += wait;
             // Two leases of one key are no duplicates; they have a test of their own.
-            let leases = |part: &Part| is_lease(&model.limit(part.rule));
+            let leases = |part: &Part| is_held(&model.limit(part.rule));
             let mut seen = Vec::new();
             parts.retain(|part| !leases(part) || {
                 let fresh = !seen.contains(&(part.rule, part.key));

@@ -17,4 +17,5 @@ mod reload;
 mod stress;
 mod together;
 mod tokens;
+mod usual;
 mod utilization;

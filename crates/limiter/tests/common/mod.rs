@@ -61,6 +61,7 @@ pub(crate) enum Kind {
     Concurrency,
     Leases,
     Fleet,
+    CountedFleet,
 }
 
 pub(crate) use Kind::*;
@@ -71,7 +72,7 @@ pub(crate) const WORDS: [Kind; 6] = [Bucket, Queue, Interval, Aligned, Anchored,
 pub(crate) const RATES: [Kind; 10] =
     [Bucket, Queue, Interval, Aligned, Anchored, TwoWindows, Log, SpacedLog, CountingLog, SubWindows];
 /// Kinds that count requests in progress.
-pub(crate) const HOLDS: [Kind; 3] = [Concurrency, Leases, Fleet];
+pub(crate) const HOLDS: [Kind; 4] = [Concurrency, Leases, Fleet, CountedFleet];
 
 impl Kind {
     /// The kinds of the same algorithm: with other parameters, states keep their meaning.
@@ -85,6 +86,7 @@ impl Kind {
             Concurrency => &[Concurrency],
             Leases => &[Leases],
             Fleet => &[Fleet],
+            CountedFleet => &[CountedFleet],
         }
     }
 
@@ -152,6 +154,10 @@ impl Spec {
                 Limit::fleet(capacity, (1, count.saturating_add(1)), FleetMode::Total, period)
             }
             Fleet => Limit::fleet(capacity, (1, count.saturating_add(1)), FleetMode::Allocation, period),
+            CountedFleet => Self { kind: Fleet, ..*self }.build().map(|limit| match limit {
+                Limit::Fleet(fleet) => Limit::Fleet(fleet.counted()),
+                other => other,
+            }),
         }
     }
 
@@ -172,7 +178,7 @@ impl Spec {
                 .min_difference(std::time::Duration::from_nanos(span / (count + 1))),
             CountingLog => of(capacity, span).sliding_log().counting_refused(),
             SubWindows => of(capacity, span * count).sub_windows(count),
-            Concurrency | Leases | Fleet => panic!("{self:?} is no quota"),
+            Concurrency | Leases | Fleet | CountedFleet => panic!("{self:?} is no quota"),
         }
     }
 
@@ -189,7 +195,7 @@ impl Spec {
             TwoWindows => capacity * touched(span),
             Log | SpacedLog | CountingLog => capacity * (length + 1).div_ceil(span),
             SubWindows => capacity * touched(span).div_ceil(count + 1),
-            Concurrency | Leases | Fleet => panic!("{self:?} has no rate"),
+            Concurrency | Leases | Fleet | CountedFleet => panic!("{self:?} has no rate"),
         }
     }
 
