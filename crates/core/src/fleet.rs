@@ -33,11 +33,14 @@ pub enum FleetMode {
     Total,
 }
 
+/// A fleet has no more places.
+const MAX_PLACES: u64 = u32::MAX as u64;
+
 impl Fleet {
     /// A fleet of `capacity` places of which `reserve.0 / reserve.1` are kept for critical requests. A
     /// request that is not renewed gives its place back after `ttl`.
     pub fn new(capacity: u64, reserve: (u64, u64), mode: FleetMode, ttl: Nanos) -> Result<Self, LimitError> {
-        let capacity = within("fleet", capacity, 1, u64::from(u32::MAX))?;
+        let capacity = within("fleet", capacity, 1, MAX_PLACES)?;
         let (kept, of) = reserve;
         let of = within("reserve", of, 1, u64::from(u32::MAX))?;
         if kept > of {
@@ -194,10 +197,10 @@ impl Fleet {
         Outcome { allowed: op != Op::Renew, ..Outcome::allow(self.remaining(*used), 0) }
     }
 
-    /// Whether a request gets places that are counted: those that it may have, as far as they can be counted.
+    /// Whether a request gets places that are counted: those that it may have, and of each kind no more than a fleet can have.
     pub(crate) fn has_room(&self, used: InProgress, critical: bool, cost: u64) -> bool {
         let of_kind = if critical { used.critical } else { used.other };
-        self.fits(used, critical, cost) && of_kind.checked_add(cost).is_some()
+        self.fits(used, critical, cost) && of_kind.saturating_add(cost) <= MAX_PLACES
     }
 
     /// The share of the fleet in use, of 2^32.

@@ -342,7 +342,9 @@ impl Limit {
             (Self::IntervalBucket(a), State::Batch(s)) => apply(a, op, s, now, ask.cost, taken),
             (Self::Log(a), State::Entries(s)) => apply(a, op, s, now, ask.cost, taken),
             (Self::Concurrency(a), State::InProgress(s)) => apply(a, op, s, now, ask.cost, taken),
-            (Self::Fleet(a), State::InProgress(s)) if a.is_counted() => a.count(op, s, ask.cost, ask.critical),
+            (Self::Fleet(a), State::InProgress(s)) if a.is_counted() => {
+                a.count(op, s, ask.cost, ask.critical)
+            }
             (Self::Leases(a), State::LeaseSet(s)) => match op {
                 Op::Charge => a.acquire(s, now, ask.lease, ask.cost),
                 Op::Estimate => a.estimate(s, now, ask.lease, ask.cost),
@@ -509,12 +511,14 @@ impl Limit {
                 State::Entries(new.convert(old, s, changed))
             }
             (Self::Concurrency(_), Self::Concurrency(_), state) => state.clone(),
-            (Self::Fleet(new), Self::Fleet(old), state) if new.is_counted() && old.is_counted() => state.clone(),
-            (Self::Leases(_) | Self::Fleet(_), Self::Leases(_) | Self::Fleet(_), state @ State::LeaseSet(_))
-                if !self.is_counted() =>
-            {
+            (Self::Fleet(new), Self::Fleet(old), state) if new.is_counted() && old.is_counted() => {
                 state.clone()
             }
+            (
+                Self::Leases(_) | Self::Fleet(_),
+                Self::Leases(_) | Self::Fleet(_),
+                state @ State::LeaseSet(_),
+            ) if !self.is_counted() => state.clone(),
             // Requests in progress are no usage of a rate, nor the reverse.
             (Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_), ..)
             | (_, Self::Concurrency(_) | Self::Leases(_) | Self::Fleet(_), _) => self.fresh(),

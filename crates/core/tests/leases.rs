@@ -394,18 +394,19 @@ fn critical_requests_of_absurd_weight_do_no_harm() {
     }
 }
 
-/// What cannot be counted has no place, so that what comes back is what was taken.
+/// Of each kind there are no more than a fleet can have, so that what comes back is what was taken.
 #[test]
 fn places_that_are_counted_are_as_many_as_can_be() {
     let spec = Spec { capacity: 10, ttl: 10, fleet: Some((1, 5, FleetMode::Allocation)) };
     let Limit::Fleet(fleet) = spec.limit() else { panic!("{:?}", spec.limit()) };
     let limit = Limit::Fleet(fleet.counted());
     let mut subject = Subject { limit, state: limit.fresh() };
-    assert!(subject.apply(Op::Charge, 0, 1, u64::MAX, true).allowed);
+    assert!(subject.apply(Op::Charge, 0, 1, u32::MAX.into(), true).allowed);
     assert!(!subject.apply(Op::Charge, 0, 2, 1, true).allowed, "one more would not be told from none");
+    assert!(!subject.apply(Op::Charge, 0, 2, u64::MAX, true).allowed);
     assert!(subject.apply(Op::Charge, 0, 3, 8, false).allowed, "the others have their share");
     assert!(!subject.apply(Op::Renew, 0, 3, 8, false).allowed, "there are no leases");
-    assert!(subject.apply(Op::Refund, 0, 1, u64::MAX, true).allowed);
+    assert!(subject.apply(Op::Refund, 0, 1, u32::MAX.into(), true).allowed);
     assert_eq!(limit.in_progress(&subject.state, Timestamp::ZERO), InProgress { critical: 0, other: 8 });
 }
 

@@ -187,7 +187,8 @@ impl Held {
     fn standings(&self) -> Vec<Standing> {
         let mut standings: Vec<Standing> =
             self.shown().map(|(ruled, outcome)| ruled.standing(outcome)).collect();
-        let left = |it: &Standing, other: &Standing| u128::from(it.remaining) * u128::from(other.quota.max(1));
+        let left =
+            |it: &Standing, other: &Standing| u128::from(it.remaining) * u128::from(other.quota.max(1));
         standings.sort_by(|a, b| left(a, b).cmp(&left(b, a)));
         standings
     }

@@ -44,8 +44,7 @@ impl MemoryStore {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        let (outcomes, _) = self.decide_each_at(charges, at)?;
-        Ok(Verdict::of(outcomes))
+        self.decide_all_at(charges, at).map(|(verdict, _)| verdict)
     }
 
     /// As [`decide_all`](Self::decide_all), and tells when it was decided.
@@ -54,11 +53,15 @@ impl MemoryStore {
         charges: &[Charge<'_>],
         at: Option<Timestamp>,
     ) -> Result<(Verdict, Timestamp), StoreError> {
-        let (outcomes, now) = self.decide_each_at(charges, at)?;
+        let (outcomes, now) = match self.charge_usual(charges, at) {
+            Some(decided) => decided,
+            None => self.decide_each_at(charges, at)?,
+        };
         Ok((Verdict::of(outcomes), now))
     }
 
     /// What each charge is told, and when it was decided.
+    #[inline(never)]
     fn decide_each_at(
         &self,
         charges: &[Charge<'_>],
@@ -66,11 +69,6 @@ impl MemoryStore {
     ) -> Result<(Vec<Outcome>, Timestamp), StoreError> {
         /// How often a refusal is tried again at a later time. Others move time all the time.
         const TRIES: u32 = 3;
-        if self.is_usual(charges)
-            && let Some(decided) = self.charge_usual(charges, at)
-        {
-            return Ok(decided);
-        }
         let mut now = self.time(at);
         for tries in 1.. {
             let mut targets = Targets::new();
@@ -249,6 +247,9 @@ impl MemoryStore {
             let Target { rule, record, hash, key, .. } = *target;
             return Ok(self.decide_in_table(rule, record, hash, key, call, Some(locked)));
         }
+        if target.record.holds(target.key) {
+            return Ok(target.record.count_places(call.op, call.ask));
+        }
         match locked.get(self.shards.index(target.hash)) {
             Some(shard) => self.decide_in_shard(shard, target, call),
             None => Err(StoreError::Full { bytes: self.max_bytes }),
@@ -261,7 +262,8 @@ impl MemoryStore {
         &'s self,
         targets: impl Iterator<Item = &'t Target<'t>> + Clone,
     ) -> Locked<'s> {
-        let needed = targets.filter(|target| target.record.may_be_in_maps());
+        let needed =
+            targets.filter(|target| target.record.may_be_in_maps() && !target.record.holds(target.key));
         let indexes = needed.map(|target| self.shards.index(target.hash));
         let mut locked = Locked::default();
         // Few are needed: the next one is sooner looked for than all are sorted.

@@ -216,6 +216,9 @@ impl MemoryStore {
     /// ```
     pub fn forget(&self, rule: Rule, key: KeyRef<'_>) -> Result<(), StoreError> {
         let (rule, record) = self.rules.newest(rule.0).ok_or(StoreError::UnknownRule(rule))?;
+        if record.holds(key) {
+            record.forget_places();
+        }
         let target = self.target(rule, record, self.hash(key, record), key);
         let place = self.table.place(target.hash);
         let mut shard = self.shards.lock(self.shards.index(target.hash));
@@ -271,6 +274,9 @@ impl MemoryStore {
     ) -> Result<InProgress, StoreError> {
         let now = self.time(at);
         let (rule, record) = self.current(rule, now)?;
+        if record.holds(key) {
+            return Ok(record.places());
+        }
         let target = self.target(rule, record, self.hash(key, record), key);
         let Some(shard) = self.shards.lock(self.shards.index(target.hash)) else {
             return Ok(InProgress::default());
@@ -306,7 +312,8 @@ impl MemoryStore {
     /// ```
     pub fn count_keys(&self, at: Option<Timestamp>) -> usize {
         let now = at.unwrap_or_else(|| self.now());
-        self.table.count_live(&self.judge(now)) + self.shards.count_live(&self.rules, now)
+        let kept = self.table.count_live(&self.judge(now)) + self.shards.count_live(&self.rules, now);
+        kept + self.rules.count_fleets()
     }
 
     /// The time of the store: what its clock shows, or the latest time given where callers bring their own. Looking

@@ -9,9 +9,11 @@ use std::sync::{Arc, OnceLock};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tollgate_core::algorithm::{Algorithm, Packed};
-use tollgate_core::limit::{self, State};
+use tollgate_core::concurrency::InProgress;
+use tollgate_core::key::{KeyRef, Kind};
+use tollgate_core::limit::{self, Ask, Op, State};
 use tollgate_core::store::Rule;
-use tollgate_core::{Limit, Timestamp};
+use tollgate_core::{Limit, Outcome, Timestamp};
 
 use super::table::{Judge, MAX_RULES, SETS, Tag, Worth};
 
@@ -35,6 +37,8 @@ pub(crate) struct Record {
     pub(crate) in_table: bool,
     /// Whether what is in progress is counted: it can be taken and given back as if nothing had been.
     pub(crate) is_counted: bool,
+    /// Whether its empty key is not in the maps: see [`Family::places`].
+    has_places: bool,
     /// Until here its words are those of a bucket that counts whole nanoseconds, the commonest and quickest
     /// kind. 0 for all others.
     pub(crate) fast_until: AtomicU64,
@@ -80,6 +84,8 @@ pub(crate) struct Family {
     /// Whether there ever was a member, and more than one.
     inhabited: AtomicBool,
     shared: AtomicBool,
+    /// What is counted under its fleets for the key that all requests share, the empty one: critical ones in the upper half.
+    places: AtomicU64,
     /// Whether states of a member are words of the table, and whether those of one are in the maps.
     has_words: AtomicBool,
     has_maps: AtomicBool,
@@ -94,10 +100,20 @@ impl Family {
             next_floored: AtomicUsize::new(0),
             inhabited: AtomicBool::new(false),
             shared: AtomicBool::new(false),
+            places: AtomicU64::new(0),
             has_words: AtomicBool::new(false),
             has_maps: AtomicBool::new(false),
         }
     }
+}
+
+fn unpack_places(word: u64) -> InProgress {
+    InProgress { critical: word >> 32, other: word & u64::from(u32::MAX) }
+}
+
+/// Of each kind a fleet counts no more than 32 bits can tell.
+fn pack_places(used: InProgress) -> u64 {
+    used.critical << 32 | used.other & u64::from(u32::MAX)
 }
 
 /// The algorithms whose states are words, each with the record's base at hand.
@@ -120,6 +136,43 @@ impl Record {
     pub(crate) fn is_valid(&self, now: Timestamp) -> bool {
         let until = self.valid_until.load(Ordering::Acquire);
         now.as_nanos() < until || until == u64::MAX
+    }
+
+    /// Whether a key's state is neither in the table nor in the maps, but here: all requests take a place of a fleet, and must not
+    /// wait for each other.
+    #[inline]
+    pub(crate) fn holds(&self, key: KeyRef<'_>) -> bool {
+        self.has_places && key.bytes.is_empty() && key.kind == Kind::Bytes
+    }
+
+    /// What is counted here.
+    #[inline]
+    pub(crate) fn places(&self) -> InProgress {
+        unpack_places(self.family.places.load(Ordering::Acquire))
+    }
+
+    /// Does `op` to what is counted here.
+    #[inline]
+    pub(crate) fn count_places(&self, op: Op, ask: &Ask) -> Outcome {
+        let mut word = self.family.places.load(Ordering::Acquire);
+        loop {
+            let before = unpack_places(word);
+            let mut used = before;
+            let Some(outcome) = self.limit.count(op, &mut used, ask) else { return Outcome::allow(0, 0) };
+            if used == before {
+                return outcome;
+            }
+            let next = pack_places(used);
+            match self.family.places.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return outcome,
+                Err(seen) => word = seen,
+            }
+        }
+    }
+
+    /// Forgets what is counted here.
+    pub(crate) fn forget_places(&self) {
+        self.family.places.store(0, Ordering::Release);
     }
 
     /// Whether it may be used at any time as it is.
@@ -304,6 +357,7 @@ impl Rules {
             family: Arc::clone(&family),
             in_table,
             is_counted: limit.is_counted(),
+            has_places: matches!(limit, Limit::Fleet(fleet) if fleet.is_counted()),
             fast_until: AtomicU64::new(0),
             valid_until: AtomicU64::new(if in_table { 0 } else { u64::MAX }),
             base: AtomicU64::new(0),
@@ -357,6 +411,12 @@ impl Rules {
             }
         }
         Some(last)
+    }
+
+    /// Number of fleets of which places are taken.
+    pub(crate) fn count_fleets(&self) -> usize {
+        let families = self.families.lock();
+        families.values().filter(|family| family.places.load(Ordering::Acquire) != 0).count()
     }
 
     /// The record at the end of a rule's links.

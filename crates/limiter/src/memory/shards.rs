@@ -168,12 +168,6 @@ impl Shards {
         self.shards.get(index).map(Mutex::lock)
     }
 
-    /// The same, if nobody else has it.
-    #[inline]
-    pub(crate) fn try_lock(&self, index: usize) -> Option<MutexGuard<'_, Shard>> {
-        self.shards.get(index).and_then(Mutex::try_lock)
-    }
-
     /// Whether keys are kept whole.
     pub(crate) fn is_exact(&self) -> bool {
         self.exact

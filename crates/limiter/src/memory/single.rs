@@ -158,6 +158,9 @@ impl MemoryStore {
         now: Timestamp,
     ) -> Result<Outcome, StoreError> {
         let (rule, record) = self.current(charge.rule, now)?;
+        if record.holds(charge.key) {
+            return Ok(record.count_places(op, &charge.ask));
+        }
         let hash = self.hash(charge.key, record);
         let call = Call::new(op, &charge.ask, now);
         match record.in_table {
@@ -224,7 +227,6 @@ impl MemoryStore {
         }
     }
 
-    #[inline]
     pub(super) fn decide_in_shard(
         &self,
         shard: &mut Shard,
@@ -238,16 +240,6 @@ impl MemoryStore {
         {
             return Ok(outcome);
         }
-        self.decide_at_length(shard, target, call)
-    }
-
-    #[inline(never)]
-    fn decide_at_length(
-        &self,
-        shard: &mut Shard,
-        target: &Target<'_>,
-        call: &Call<'_>,
-    ) -> Result<Outcome, StoreError> {
         let elsewhere = |moves| match target.record.has_siblings_in_table() {
             true => Elsewhere {
                 state: self.adopt_from_table(target, call.now, moves),
