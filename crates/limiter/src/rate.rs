@@ -510,7 +510,8 @@ impl RateLimiter {
             let outcomes = charges.iter().map(|charge| self.store.decide(op, *charge, at));
             outcomes.collect::<Result<Vec<Outcome>, StoreError>>().map(Verdict::of)
         };
-        let verdict = if op == Op::Charge { self.store.decide_all(&charges, at) } else { one_by_one() };
+        let all = || self.store.decide_all_at(&charges, at).map(|(verdict, _)| verdict);
+        let verdict = if op == Op::Charge { all() } else { one_by_one() };
         let Ok(verdict) = verdict else {
             return Ok(self.store.fail_open());
         };

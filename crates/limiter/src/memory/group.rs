@@ -44,24 +44,24 @@ impl MemoryStore {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        self.decide_all_at(charges, at).map(|(verdict, _)| verdict)
+        let outcomes = match self.charge_usual(charges, at) {
+            Some(outcomes) => outcomes,
+            None => self.decide_each_at(charges, at)?.0,
+        };
+        Ok(Verdict::of(outcomes))
     }
 
-    /// As [`decide_all`](Self::decide_all), and tells when it was decided.
+    /// As [`decide_all`](Self::decide_all), for those whose calls are not the usual ones; tells when it was decided.
     pub(crate) fn decide_all_at(
         &self,
         charges: &[Charge<'_>],
         at: Option<Timestamp>,
     ) -> Result<(Verdict, Timestamp), StoreError> {
-        let (outcomes, now) = match self.charge_usual(charges, at) {
-            Some(decided) => decided,
-            None => self.decide_each_at(charges, at)?,
-        };
+        let (outcomes, now) = self.decide_each_at(charges, at)?;
         Ok((Verdict::of(outcomes), now))
     }
 
     /// What each charge is told, and when it was decided.
-    #[inline(never)]
     fn decide_each_at(
         &self,
         charges: &[Charge<'_>],

@@ -25,13 +25,13 @@ struct Sorted<'s, 'c> {
 }
 
 impl MemoryStore {
-    /// What each charge is told, and when it was decided. Nothing is done, and nothing told, if the call is not a usual one.
+    /// What each charge is told. Nothing is done, and nothing told, if the call is not a usual one.
     #[inline]
     pub(super) fn charge_usual<'c>(
         &self,
         charges: &'c [Charge<'c>],
         at: Option<Timestamp>,
-    ) -> Option<(Vec<Outcome>, Timestamp)> {
+    ) -> Option<Vec<Outcome>> {
         let mut sorted = Sorted::default();
         for charge in charges {
             let record = self.rules.get(charge.rule.0)?;
@@ -54,7 +54,7 @@ impl MemoryStore {
         charges: &'c [Charge<'c>],
         Sorted { word, counted, placed }: Sorted<'_, 'c>,
         at: Option<Timestamp>,
-    ) -> Option<(Vec<Outcome>, Timestamp)> {
+    ) -> Option<Vec<Outcome>> {
         let now = self.time_soon(at);
         if ![word, counted, placed].iter().flatten().all(|(_, record)| record.is_valid(now)) {
             return None;
@@ -119,7 +119,7 @@ impl MemoryStore {
                 _ => by_word.map(|(_, outcome)| outcome),
             });
         }
-        Some((outcomes, now))
+        Some(outcomes)
     }
 
     /// Others have taken the last places since they were looked at: what the call has taken goes back.
