@@ -26,7 +26,8 @@ pub struct Fleet {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FleetMode {
-    /// Critical requests are counted and never refused; all others share what is not reserved.
+    /// Critical requests are counted and never refused, however many there are (where places are counted: up to 2^32 - 1 at once);
+    /// all others share what is not reserved.
     #[default]
     Allocation,
     /// As `Allocation`, and in addition nobody gets in beyond the whole capacity.
@@ -184,7 +185,7 @@ impl Fleet {
     #[inline]
     pub fn count(&self, op: Op, used: &mut InProgress, cost: u64, critical: bool) -> Outcome {
         if matches!(op, Op::Charge | Op::Estimate) && !self.has_room(*used, critical, cost) {
-            let wait = (!self.never(critical, cost)).then_some(0);
+            let wait = (cost <= MAX_PLACES && !self.never(critical, cost)).then_some(0);
             return Outcome::refuse(self.remaining(*used), wait, 0);
         }
         let of_kind = if critical { &mut used.critical } else { &mut used.other };

@@ -403,7 +403,8 @@ fn places_that_are_counted_are_as_many_as_can_be() {
     let mut subject = Subject { limit, state: limit.fresh() };
     assert!(subject.apply(Op::Charge, 0, 1, u32::MAX.into(), true).allowed);
     assert!(!subject.apply(Op::Charge, 0, 2, 1, true).allowed, "one more would not be told from none");
-    assert!(!subject.apply(Op::Charge, 0, 2, u64::MAX, true).allowed);
+    let never = subject.apply(Op::Charge, 0, 2, u64::MAX, true);
+    assert_eq!((never.allowed, never.retry_after), (false, None));
     assert!(subject.apply(Op::Charge, 0, 3, 8, false).allowed, "the others have their share");
     assert!(!subject.apply(Op::Renew, 0, 3, 8, false).allowed, "there are no leases");
     assert!(subject.apply(Op::Refund, 0, 1, u32::MAX.into(), true).allowed);

@@ -317,7 +317,7 @@ impl<S: Store> Drop for Taken<'_, S> {
 impl Guarded {
     /// Whether what is taken has an id, and can be given back by it.
     fn is_leased(&self) -> bool {
-        matches!(self.limit, Limit::Leases(_) | Limit::Fleet(_))
+        self.limit.is_leased()
     }
 }
 
@@ -342,8 +342,9 @@ impl<S: Store> Store for Failsafe<S> {
         Self::define_with(self, family, limit, on_failure)
     }
 
+    /// Whoever has a place must be able to say which: it may have been taken here or there, as the store was away or not.
     fn is_shared(&self) -> bool {
-        self.shared.is_shared()
+        true
     }
 
     fn keeps_failure_modes(&self) -> bool {

@@ -34,6 +34,8 @@ struct Health {
     calls: AtomicU64,
     /// Charges are never answered.
     hangs: AtomicU64,
+    /// Nobody else uses the store.
+    is_alone: AtomicU64,
     /// What was given back waits while the store is away.
     given_back: Mutex<Vec<LeaseId>>,
 }
@@ -88,6 +90,9 @@ impl Store for Fragile {
     }
     fn nodes(&self) -> u64 {
         self.health.nodes.load(Ordering::Relaxed)
+    }
+    fn is_shared(&self) -> bool {
+        self.health.is_alone.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -429,4 +434,27 @@ fn a_shared_store_without_a_failsafe_does_not_pretend_to_close() {
     let open = Limiter::builder().store(bare()).policy(&policy(", on_store_failure: open")).build().unwrap();
     assert!(open.reload_text(&policy(", on_store_failure: closed")).is_err(), "nor does a reload");
     assert!(Limiter::builder().store(bare()).policy("limiters: { w: { workers: {} } }").build().is_ok());
+}
+
+/// Found by a reader: where nobody else uses the store, places had no names, and after an outage none came back to where it was taken.
+#[cfg(feature = "policy")]
+#[test]
+fn places_come_back_to_where_they_were_taken_also_where_the_store_is_nobody_elses() {
+    let World { store, health, clock } = world(1);
+    health.is_alone.store(1, Ordering::Relaxed);
+    let policy =
+        "limiters: { fleet: { fleet: 2, reserve: 0%, for: get }, own: { concurrency: 2, per: global } }";
+    let limiter = tollgate::Limiter::builder().store(store).clock(clock).policy(policy).build().unwrap();
+    let facts = tollgate::Facts { method: "POST", path: "/", ..tollgate::Facts::default() };
+    let admit = || now(limiter.admit(&facts));
+    let before = admit().unwrap();
+    health.fails.store(1, Ordering::Relaxed);
+    let meanwhile = admit().unwrap();
+    health.fails.store(0, Ordering::Relaxed);
+    drop((meanwhile, before));
+    for round in 0..10 {
+        let both = [admit(), admit()];
+        assert!(both.iter().all(Result::is_ok), "{round}: nothing else is in progress");
+        assert!(admit().is_err(), "{round}: two are");
+    }
 }

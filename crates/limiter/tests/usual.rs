@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -165,4 +166,74 @@ fn stress_places_that_are_counted_all_come_back() {
             assert!(left == 0 || passed < 2 * (100 + round), "{name} has {left} left");
         }
     }
+}
+
+/// A fleet, and the rule of its counted places.
+fn fleet_of(store: &MemoryStore, places: u64) -> Rule {
+    let fleet = Limit::fleet(places, (0, 1), tollgate::FleetMode::Total, Nanos::from_secs(60)).unwrap();
+    let Limit::Fleet(fleet) = fleet else { panic!("{fleet:?}") };
+    store.define("all", Limit::Fleet(fleet.counted()))
+}
+
+/// Found by a reader: a place that came free while a call was refused made it pass without one. Nobody else has to agree to such a
+/// call, so it has no rate.
+#[test]
+fn stress_who_passes_has_a_place() {
+    for beside in [false, true] {
+        let store = MemoryStore::builder().max_bytes(1 << 20).build();
+        let all = fleet_of(&store, 1);
+        let own = store.define("own", Limit::concurrency(9).unwrap());
+        let inside = AtomicU64::new(0);
+        let ask = |turns: u64| {
+            let charges = [charge(all, "", Ask::from(1)), charge(own, "alice", Ask::from(1))];
+            let charges = &charges[..1 + usize::from(beside)];
+            for turn in 0..turns {
+                if store.decide_all(charges, None).unwrap().allowed {
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two have the only place");
+                    (0..turn % 7).for_each(|_| std::hint::spin_loop());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    charges.iter().for_each(|held| store.give_back(*held));
+                }
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| ask(300_000));
+            ask(300_000);
+        });
+        assert_eq!(store.count_in_progress(all, key(""), None).unwrap().total(), 0);
+        assert_eq!(store.count_in_progress(own, key("alice"), None).unwrap().total(), 0);
+    }
+}
+
+/// Found by a reader: a rule that meant a fleet and means something else by now gave its places back to the fleet for ever.
+#[test]
+fn what_a_rule_holds_comes_back_to_what_the_rule_was() {
+    let store = MemoryStore::new();
+    let rule = fleet_of(&store, 5);
+    let held = charge(rule, "", Ask::from(1));
+    let in_progress = || store.count_in_progress(rule, key(""), None).unwrap().total();
+    assert!(store.decide_all(&[held], None).unwrap().allowed);
+    store.redefine(rule, Limit::concurrency(1).unwrap(), None).unwrap();
+    assert!(store.decide_all(&[held], None).unwrap().allowed, "those of the fleet are none of its own");
+    assert_eq!(in_progress(), 1);
+    // Of two that cannot be told apart the older goes first.
+    store.give_back(held);
+    assert_eq!(in_progress(), 1);
+    store.give_back(held);
+    assert_eq!(in_progress(), 0);
+    assert_eq!(store.count_keys(None), 0, "nor is anything left of the fleet");
+    assert!(store.decide_all(&[held], None).unwrap().allowed);
+}
+
+/// Found by a reader: to forget a fleet let those who still had places give back those of others.
+#[test]
+fn a_fleet_is_not_forgotten_while_it_is_used() {
+    let store = MemoryStore::new();
+    let rule = fleet_of(&store, 1);
+    let held = charge(rule, "", Ask::from(1));
+    assert!(store.decide_all(&[held], None).unwrap().allowed);
+    store.forget(rule, key("")).unwrap();
+    assert!(!store.decide_all(&[held], None).unwrap().allowed, "the place is taken");
+    store.give_back(held);
+    assert!(store.decide_all(&[held], None).unwrap().allowed);
 }

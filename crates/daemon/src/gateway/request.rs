@@ -362,7 +362,6 @@ fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Respo
     text(response, track).map(|body| body.with_lines(answer.headers))
 }
 
-/// Fields of an answer, as text.
 fn text(response: Response<Bytes>, mut track: Track) -> Response<AnswerBody> {
     track.answered(response.status());
     response.map(|text| AnswerBody::text(text, track))

@@ -171,7 +171,8 @@ impl MemoryStore {
     }
 
     /// From now on the rule means another limit. What was used under the old one stays used; each key is
-    /// converted when it is next seen. A change leaves some 400 bytes behind, beside the ceiling.
+    /// converted when it is next seen. A change leaves some 400 bytes behind, beside the ceiling. Requests in progress are known to
+    /// a limit of the same kind, and to none of another.
     ///
     /// ```
     /// # use tollgate::{MemoryStore, Quota};
@@ -205,7 +206,8 @@ impl MemoryStore {
         self.rules.newest(rule.0).map(|(_, record)| record.limit)
     }
 
-    /// Forgets what a key has used of a rule's family.
+    /// Forgets what a key has used of a rule's family. Requests in progress that are counted are not forgotten: they end, and would
+    /// give back what others have taken.
     ///
     /// ```
     /// # use tollgate::{Key, MemoryStore, Quota};
@@ -216,15 +218,12 @@ impl MemoryStore {
     /// ```
     pub fn forget(&self, rule: Rule, key: KeyRef<'_>) -> Result<(), StoreError> {
         let (rule, record) = self.rules.newest(rule.0).ok_or(StoreError::UnknownRule(rule))?;
-        if record.holds(key) {
-            record.forget_places();
-        }
         let target = self.target(rule, record, self.hash(key, record), key);
         let place = self.table.place(target.hash);
         let mut shard = self.shards.lock(self.shards.index(target.hash));
         let _guard = self.table.lock(place);
         if let Some(shard) = &mut shard {
-            self.shards.take(shard, &target);
+            self.shards.forget(shard, &target);
         }
         for tag in self.family_in_table(place, record) {
             self.table.extract(place, tag);

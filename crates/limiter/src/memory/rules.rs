@@ -170,9 +170,10 @@ impl Record {
         }
     }
 
-    /// Forgets what is counted here.
-    pub(crate) fn forget_places(&self) {
-        self.family.places.store(0, Ordering::Release);
+    /// Whether so much of the kind is counted here.
+    pub(crate) fn has_taken(&self, ask: &Ask) -> bool {
+        let InProgress { critical, other } = self.places();
+        ask.cost > 0 && ask.cost <= if ask.critical { critical } else { other }
     }
 
     /// Whether it may be used at any time as it is.

@@ -393,6 +393,16 @@ impl Shards {
         shard.drop_entry(position).map(|entry| (entry.rule, entry.state))
     }
 
+    /// Forgets a key's state, but for requests in progress that are counted: they end, and would give back what others have taken.
+    pub(crate) fn forget(&self, shard: &mut Shard, target: &Target<'_>) {
+        let is_counted = |entry: &Entry| matches!(&entry.state, State::InProgress(used) if used.total() > 0);
+        if let Some(position) = shard.find(target, self.exact)
+            && !shard.entry(position).is_some_and(is_counted)
+        {
+            shard.drop_entry(position);
+        }
+    }
+
     /// A copy of a key's state, with the rule under which it was charged last.
     pub(crate) fn look(&self, shard: &Shard, target: &Target<'_>) -> Option<(u32, State)> {
         let entry = shard.entry(shard.find(target, self.exact)?)?;

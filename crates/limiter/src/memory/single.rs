@@ -158,7 +158,14 @@ impl MemoryStore {
         now: Timestamp,
     ) -> Result<Outcome, StoreError> {
         let (rule, record) = self.current(charge.rule, now)?;
-        if record.holds(charge.key) {
+        let before = || self.rules.get(charge.rule.0);
+        let of_places = match op {
+            _ if record.holds(charge.key) => Some(record),
+            // What was taken of a fleet comes back to it, also where the rule means something else by now.
+            Op::Refund => before().filter(|old| old.holds(charge.key) && old.has_taken(&charge.ask)),
+            _ => None,
+        };
+        if let Some(record) = of_places {
             return Ok(record.count_places(op, &charge.ask));
         }
         let hash = self.hash(charge.key, record);

@@ -71,9 +71,9 @@ impl MemoryStore {
             hashed = Some((charge.key, hash));
             seat = Some((shard, position));
         }
-        if let Some((charge, record)) = placed {
-            has_room &= record.limit.has_room(&record.places(), &charge.ask);
-        }
+        // Looked at once: others may give places back meanwhile, and what was refused stays so.
+        let looked = placed.map(|(charge, record)| record.count_places(Op::Estimate, &charge.ask));
+        has_room &= looked.is_none_or(|outcome| outcome.allowed);
         // If all else would pass, a word decides by itself, and if it refuses, nothing was touched.
         let mut by_word = None;
         if let Some((charge, record)) = word {
@@ -96,7 +96,10 @@ impl MemoryStore {
             by_word = Some((hash, charged.unwrap_or_else(|refused| refused)));
         }
         let op = if has_room { Op::Charge } else { Op::Estimate };
-        let by_place = placed.map(|(charge, record)| record.count_places(op, &charge.ask));
+        let by_place = match placed {
+            Some((charge, record)) if has_room => Some(record.count_places(op, &charge.ask)),
+            _ => looked,
+        };
         if has_room && by_place.is_some_and(|outcome| !outcome.allowed) {
             drop(seat);
             if let (Some((charge, record)), Some((hash, _))) = (word, by_word) {
@@ -139,12 +142,12 @@ impl MemoryStore {
     /// Gives back what was counted, of a key that is where it was. Else nothing is done, and nothing told.
     #[inline]
     pub(super) fn uncount(&self, charge: &Charge<'_>) -> Option<()> {
-        let record = self.rules.get(charge.rule.0).filter(|record| record.is_counted)?;
+        let record =
+            self.rules.get(charge.rule.0).filter(|record| record.is_counted && record.is_lasting())?;
         if record.holds(charge.key) {
             let _ = record.count_places(Op::Refund, &charge.ask);
             return Some(());
         }
-        let record = Some(record).filter(|record| record.is_lasting())?;
         let target = self.counted_target(charge, record, self.hash_key(charge.key));
         let mut shard = self.shards.lock(self.shards.index(target.hash))?;
         let seat = self.shards.seat(&shard, &target)?;

@@ -341,7 +341,15 @@ impl Model {
     }
 
     pub(crate) fn forget(&mut self, rule: usize, name: &str) {
-        self.keys.remove(&(self.rules[rule].0, name.to_owned()));
+        // Who is in progress ends, and gives back what is counted.
+        let is_counted = |state: &State| matches!(state, State::InProgress(used) if used.total() > 0);
+        let key = (self.rules[rule].0, name.to_owned());
+        if let Some(states) = self.keys.get_mut(&key) {
+            states.retain(|(_, state)| is_counted(state));
+            if states.is_empty() {
+                self.keys.remove(&key);
+            }
+        }
     }
 
     /// The states in which a key may be, each with the rule that it was charged under last.
