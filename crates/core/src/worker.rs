@@ -175,6 +175,19 @@ impl Worker {
         Pressure { amount: self.rest, sampled: None }
     }
 
+    /// The pressure under these settings that is as far on the way to shedding everything, or has used as much of the grace, as
+    /// `pressure` under `old` ones.
+    pub fn convert(&self, old: &Self, pressure: Pressure) -> Pressure {
+        let (from, to) = match pressure.amount {
+            amount if amount <= old.rest => (1, 0),
+            amount if amount > 0 => (old.full, self.full),
+            _ => (old.rest, self.rest),
+        };
+        let moved = (i128::from(pressure.amount) * i128::from(to)).checked_div(i128::from(from)).unwrap_or(0);
+        let amount = if to == 0 { self.rest } else { moved as i64 }; // no larger than `to`
+        Pressure { amount: amount.clamp(self.rest, self.full), sampled: pressure.sampled }
+    }
+
     /// A pressure of a given amount, as [`Pressure::amount`] told it.
     pub fn pressure(&self, amount: i64) -> Pressure {
         Pressure { amount: amount.clamp(self.rest, self.full), sampled: None }

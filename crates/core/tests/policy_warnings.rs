@@ -56,6 +56,17 @@ fn limiters_that_no_request_can_match_are_warned_of() {
     );
 }
 
+/// Found by a reader.
+#[test]
+fn a_fleet_that_is_all_reserved_is_warned_of() {
+    let fleet = |of: &str| format!("classes:\n  critical: [POST /x]\nlimiters:\n  f: {{ {of} }}\n");
+    for of in ["fleet: 1", "fleet: 10, reserve: 100%", "fleet: 4, reserve: 99%"] {
+        let all = &[(4, 3, "none is left for requests that are not critical", "reserve less")];
+        warned(&fleet(&format!("{of}, for: critical")), all);
+    }
+    warned(&fleet("fleet: 5, reserve: 20%, for: critical"), &[]);
+}
+
 #[test]
 fn a_lease_that_ends_before_the_gateway_gives_up_is_warned_of_where_there_are_leases() {
     let policy = |store: &str, limiter: &str| {

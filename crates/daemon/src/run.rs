@@ -55,6 +55,8 @@ struct Started {
     path: Option<PathBuf>,
     /// What is wrong with the file, if it is of no use: everything passes until it is mended.
     wrong: Option<PolicyError>,
+    /// Whether nothing of it could be read, not even which store it wants and whether there is TLS.
+    is_blind: bool,
     is_demo: bool,
 }
 
@@ -64,7 +66,7 @@ impl Started {
         let path = arguments.policy.clone().or_else(|| usual.exists().then(|| usual.to_owned()));
         let Some(path) = path else {
             let (policy, _) = Policy::read(demo_api::POLICY).context("the policy of the demonstration")?;
-            return Ok(Self { policy, file: None, path: None, wrong: None, is_demo: true });
+            return Ok(Self { policy, file: None, path: None, wrong: None, is_blind: false, is_demo: true });
         };
         let path = std::path::absolute(path)?;
         match PolicyFile::read(&path) {
@@ -73,16 +75,26 @@ impl Started {
                 file: Some(file),
                 path: Some(path),
                 wrong: None,
+                is_blind: false,
                 is_demo: false,
             }),
             // A server that does not start is worse than one that limits nothing.
             Err(wrong) => {
                 let nothing = || Policy::read("limiters: {}").map(|(policy, _)| policy);
-                let policy = match PolicyFile::salvage(&path) {
+                let salvaged = PolicyFile::salvage(&path);
+                let is_blind = salvaged.is_none();
+                let policy = match salvaged {
                     Some(policy) => policy,
                     None => nothing().context("a policy without limiters")?,
                 };
-                Ok(Self { policy, file: None, path: Some(path), wrong: Some(wrong), is_demo: false })
+                Ok(Self {
+                    policy,
+                    file: None,
+                    path: Some(path),
+                    wrong: Some(wrong),
+                    is_blind,
+                    is_demo: false,
+                })
             }
         }
     }
@@ -186,6 +198,7 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         shared: Arc::clone(&shared),
         overruling,
         store: policy.store().clone(),
+        is_blind: started.is_blind,
         gateway: gateway_door.address,
     });
     if let (Some(path), Some(_)) = (&started.path, &started.wrong) {
@@ -324,12 +337,17 @@ struct Follower {
     shared: Arc<gateway::Shared>,
     overruling: Overruling,
     store: StoreChoice,
+    /// Whether the store was chosen without a policy.
+    is_blind: bool,
     gateway: Option<SocketAddr>,
 }
 
 impl Companion for Follower {
     fn prepare(&self, policy: &Policy, folder: &Path) -> Result<Box<dyn FnOnce() + Send>, String> {
         let policy = self.overruling.apply(policy.clone());
+        if *policy.store() != self.store && self.is_blind {
+            return Err("the file wants a store that was not known at start, because nothing of it could be read then. START AGAIN: until then everything passes".to_owned());
+        }
         if *policy.store() != self.store {
             return Err("`store` has changed: states cannot be moved while they are used. Start again to use another store".to_owned());
         }

@@ -101,6 +101,7 @@ pub struct WorkerShedderBuilder {
     settings: WorkerSettings,
     classes: Vec<String>,
     clock: AnyClock,
+    before: Option<WorkerShedder>,
 }
 
 impl WorkerShedder {
@@ -117,6 +118,7 @@ impl WorkerShedder {
             settings: WorkerSettings::default(),
             classes: classes.into_iter().map(Into::into).collect(),
             clock: AnyClock::default(),
+            before: None,
         }
     }
 
@@ -259,6 +261,12 @@ impl WorkerShedderBuilder {
         self.any_clock(AnyClock::Other(Arc::new(clock)))
     }
 
+    /// Goes on from where another one is: what that sheds is shed.
+    pub(crate) fn after(mut self, before: Option<&WorkerShedder>) -> Self {
+        self.before = before.cloned();
+        self
+    }
+
     pub(crate) fn any_clock(mut self, clock: AnyClock) -> Self {
         self.clock = clock;
         self
@@ -283,7 +291,10 @@ impl WorkerShedderBuilder {
         }
         let classes = u32::try_from(self.classes.len()).unwrap_or(u32::MAX);
         let worker = Worker::new(WorkerSettings { classes, ..self.settings })?;
-        let pressure = worker.at_rest();
+        let pressure = match &self.before {
+            Some(before) => worker.convert(&before.shared.worker, *before.shared.pressure.lock()),
+            None => worker.at_rest(),
+        };
         let shared = Shared {
             worker,
             classes: self.classes,

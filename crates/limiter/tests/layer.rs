@@ -171,19 +171,48 @@ fn of_two_layers_the_one_with_less_left_is_told() {
     }
 }
 
-#[test]
-fn fields_of_a_service_that_cannot_be_read_are_left_alone() {
-    let strange = service_fn(|_: Request<String>| async {
+/// The fields of an answer of a service that says these itself, behind a layer of this style with ten a minute.
+fn beside(style: &str, theirs: &'static [(&'static str, &'static str)], field: &str) -> Vec<String> {
+    let service = service_fn(move |_: Request<String>| async move {
         let answer =
-            Response::builder().header("x-ratelimit-limit", "7").header("x-ratelimit-remaining", "many");
+            theirs.iter().fold(Response::builder(), |answer, (name, value)| answer.header(*name, *value));
         Ok::<_, Infallible>(answer.body(String::new()).unwrap())
     });
-    let policy = "answers: { headers: x-ratelimit }\nlimiters: { all: { rate: 10/min, per: global } }";
-    let answer = ask(&TollgateLayer::new(limiter(policy)).layer(strange), &[]);
-    let field = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
-    assert_eq!(field("x-ratelimit-limit").as_deref(), Some("7"));
-    assert_eq!(field("x-ratelimit-remaining").as_deref(), Some("many"));
-    assert_eq!(field("x-ratelimit-reset"), None, "no field of another limit beside these");
+    let policy =
+        format!("answers: {{ headers: {style} }}\nlimiters: {{ all: {{ rate: 10/min, per: global }} }}");
+    let answer = ask(&TollgateLayer::new(limiter(&policy)).layer(service), &[]);
+    answer.headers().get_all(field).iter().map(|value| value.to_str().unwrap().to_owned()).collect()
+}
+
+/// Found by a reader: what cannot be read was taken for nothing that is left, and shown in the place of ours, however wide it was.
+#[test]
+fn fields_of_a_service_that_cannot_be_read_make_way_for_ours() {
+    const REMAINING: &str = "x-ratelimit-remaining";
+    for theirs in [
+        &[("x-ratelimit-limit", "5000")][..],
+        &[(REMAINING, "many"), ("x-ratelimit-limit", "7")],
+        &[(REMAINING, "99999999999999999999999999")],
+        &[(REMAINING, "-1")],
+        &[(REMAINING, "")],
+        &[(REMAINING, "3"), (REMAINING, "9000")],
+    ] {
+        for (field, ours) in [(REMAINING, "9"), ("x-ratelimit-limit", "10"), ("x-ratelimit-reset", "1000006")]
+        {
+            assert_eq!(beside("x-ratelimit", theirs, field), [ours], "{theirs:?} {field}");
+        }
+    }
+    assert_eq!(beside("x-ratelimit", &[(REMAINING, "3")], REMAINING), ["3"], "less is left of it");
+    assert_eq!(
+        beside("x-ratelimit", &[(REMAINING, "3")], "x-ratelimit-limit"),
+        [""; 0],
+        "which is theirs to tell"
+    );
+    for theirs in [&[("ratelimit", "garbage;;;")][..], &[("ratelimit", "")]] {
+        assert_eq!(beside("draft-7", theirs, "ratelimit"), ["limit=10, remaining=9, reset=6"], "{theirs:?}");
+        assert_eq!(beside("ietf-11", theirs, "ratelimit"), [r#""all";r=9;t=6"#], "{theirs:?}");
+    }
+    let both = [r#""theirs";r=3;t=1"#, r#""all";r=9;t=6"#];
+    assert_eq!(beside("ietf-11", &[("ratelimit", r#""theirs";r=3;t=1"#)], "ratelimit"), both);
 }
 
 #[test]

@@ -4,8 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::common::folder::Folder;
@@ -822,4 +825,46 @@ mod watched {
         assert!(report.reloads.failed > 10 && report.reloads.succeeded > 1, "{:?}", report.reloads);
         assert_eq!(report.reloads.error, None);
     }
+}
+
+/// Found by a reader: a threshold that was moved a little let everything back at once, and nobody knew how busy the box was.
+#[test]
+fn what_a_worker_sheds_is_shed_over_changes_of_its_settings() {
+    let of = |settings: &str| {
+        format!("limiters: {{ w: {{ workers: {{ source: reported, every: 1s, {settings} }} }} }}")
+    };
+    let clock = ManualClock::at(Timestamp::from_secs(1_000_000));
+    let policy = of("grace: 10s, full: 100s, bad: 80%");
+    let limiter = Limiter::builder().clock(clock.clone()).policy(&policy).build().unwrap();
+    let tend = |limiter: &Limiter, seconds: u64| {
+        for _ in 0..seconds {
+            clock.advance(Duration::from_secs(1));
+            limiter.report_utilization(1_000_000);
+            let _ = pin!(limiter.tend()).poll(&mut Context::from_waker(Waker::noop()));
+        }
+    };
+    let shed = |limiter: &Limiter| {
+        let worker = limiter.report().worker.unwrap();
+        let shares: Vec<u64> = worker.shed_ppm.iter().map(|(_, share)| *share).collect();
+        (worker.utilization_ppm, shares)
+    };
+    // The first look, ten seconds of grace, and half of the way.
+    tend(&limiter, 1 + 10 + 50);
+    let half = shed(&limiter);
+    assert_eq!(half.0, Some(1_000_000));
+    assert!(half.1.contains(&1_000_000) && half.1.contains(&500_000), "{half:?}");
+    for settings in ["grace: 10s, full: 100s, bad: 81%", "grace: 5s, full: 33s, bad: 90%, good: 60%"] {
+        limiter.reload_text(&of(settings)).unwrap();
+        let (known, shares) = shed(&limiter);
+        let is_near = |(a, b): (&u64, &u64)| a.abs_diff(*b) <= 1;
+        assert!(
+            known == half.0 && shares.iter().zip(&half.1).all(is_near),
+            "{settings}: {shares:?} {half:?}"
+        );
+    }
+    // Also where there is nothing but the grace.
+    let rested = Limiter::builder().clock(clock.clone()).policy(&of("grace: 0s, full: 10s")).build().unwrap();
+    rested.reload_text(&of("grace: 10s, full: 10s")).unwrap();
+    tend(&rested, 1 + 9);
+    assert!(shed(&rested).1.iter().all(|share| *share == 0), "whoever was at rest has all of the grace");
 }

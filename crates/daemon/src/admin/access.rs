@@ -23,7 +23,9 @@ impl Access {
         let host = text(header::HOST).unwrap_or_default();
         match &self.token {
             Some(token) => {
-                let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+                let credentials = text(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
+                let given = credentials.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+                let given = given.map(|(_, given)| given);
                 if !given.is_some_and(|given| is_same(given.trim().as_bytes(), token.as_bytes())) {
                     return Some((
                         StatusCode::UNAUTHORIZED,
@@ -104,6 +106,7 @@ mod tests {
             refused(Some("0123456789"), Method::POST, &[(header::HOST, "a"), (header::AUTHORIZATION, value)])
         };
         assert_eq!(ask("Bearer 0123456789"), None);
+        assert_eq!(ask("bearer 0123456789"), None, "schemes are the same in any case");
         for wrong in [
             "Bearer 0123456788",
             "Bearer 012345678",

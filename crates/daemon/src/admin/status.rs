@@ -192,7 +192,10 @@ pub fn lines(status: &Value) -> Vec<String> {
         ));
     }
     if let Some(error) = status.pointer("/reloads/error").and_then(Value::as_str) {
-        lines.push(format!("  THE POLICY FILE WAS NOT LOADED, the one before it goes on:\n{error}"));
+        let is_open = status.pointer("/limiters").and_then(Value::as_array).is_none_or(Vec::is_empty);
+        let goes_on =
+            if is_open { "there is no limiter, and everything passes" } else { "the one before it goes on" };
+        lines.push(format!("  THE POLICY FILE WAS NOT LOADED, {goes_on}:\n{error}"));
     }
     lines
 }

@@ -251,6 +251,8 @@ impl Passing {
         if self.is_http1 && !fields::has_ours(response.headers()) {
             permit.add_headers(&mut lines);
         } else {
+            // Our word, whoever else says it.
+            response.headers_mut().remove(DEGRADED);
             add_fields(response.headers_mut(), permit.headers());
         }
         if permit.is_degraded() {

@@ -346,9 +346,9 @@ fn started_worker(
     clock: &AnyClock,
     name: &Arc<str>,
 ) -> Result<Arc<RunningWorker>, PolicyError> {
-    // One that has not changed goes on where it is: a reload brings nothing back that was shed for a reason.
-    let same = before.and_then(|before| before.worker.as_ref()).filter(|worker| worker.policy == *policy);
-    if let Some(worker) = same {
+    // It goes on where it is, changed or not: a reload brings nothing back that was shed for a reason.
+    let before = before.and_then(|before| before.worker.as_ref());
+    if let Some(worker) = before.filter(|worker| worker.policy == *policy) {
         return Ok(match worker.index == index {
             true => Arc::clone(worker),
             false => Arc::new(worker.at(index)),
@@ -362,12 +362,15 @@ fn started_worker(
     let shedder = WorkerShedder::builder(classes)
         .settings(policy.settings)
         .any_clock(clock.clone())
+        .after(before.map(|worker| &worker.shedder))
         .build()
         .map_err(of)?;
+    let known = before.filter(|worker| worker.policy.source == policy.source);
     Ok(Arc::new(RunningWorker {
         index,
         shedder,
-        gauge: Arc::new(Gauge::new(policy.source.clone())),
+        gauge: known
+            .map_or_else(|| Arc::new(Gauge::new(policy.source.clone())), |known| Arc::clone(&known.gauge)),
         is_misread: Arc::default(),
         policy: policy.clone(),
     }))

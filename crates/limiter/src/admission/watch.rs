@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-use notify::event::{AccessKind, AccessMode};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use parking_lot::{Condvar, Mutex};
 use tollgate_core::store::Store;
@@ -17,8 +17,10 @@ use tollgate_core::store::Store;
 use super::running::PolicyError;
 use super::{Limiter, Shared};
 
-/// A file is written in several steps: this long after the first of them it is read.
+/// A file is written in several steps: this long after the first of them, or after it was closed, it is read.
 const SETTLES: Duration = Duration::from_millis(100);
+/// For so long whoever has begun to write it may take to close it.
+const WRITTEN: Duration = Duration::from_secs(2);
 /// How often the file is looked at, whatever the system tells: not every change is told (network drives, some mounts).
 const AT_LEAST: Duration = Duration::from_secs(30);
 /// The same where the system tells nothing: it has no more watches, or the folder is not there.
@@ -58,12 +60,16 @@ struct Bell {
 #[derive(Default)]
 struct Rung {
     changed: bool,
+    /// Whether somebody is still writing, as far as is known.
+    is_written: bool,
     stop: bool,
 }
 
 impl Bell {
-    fn changed(&self) {
-        self.rung.lock().changed = true;
+    fn changed(&self, is_written: bool) {
+        let mut rung = self.rung.lock();
+        (rung.changed, rung.is_written) = (true, is_written);
+        drop(rung);
         self.heard.notify_all();
     }
 
@@ -72,6 +78,7 @@ impl Bell {
         let mut rung = self.rung.lock();
         self.heard.wait_while_for(&mut rung, |rung| !rung.changed && !rung.stop, at_most);
         if rung.changed {
+            self.heard.wait_while_for(&mut rung, |rung| rung.is_written && !rung.stop, WRITTEN);
             self.heard.wait_while_for(&mut rung, |rung| !rung.stop, SETTLES);
         }
         // What changes from here on is seen by the next look.
@@ -163,10 +170,10 @@ impl Ear {
         *self.names.lock() = names.map(OsStr::to_owned).collect();
         if self.notifier.is_none() {
             let (bell, names) = (Arc::clone(&self.bell), Arc::clone(&self.names));
-            let told = move |event: notify::Result<Event>| {
-                if event.map_or(true, |event| is_change(&event, &names.lock())) {
-                    bell.changed();
-                }
+            let told = move |event: notify::Result<Event>| match event {
+                Ok(event) if is_change(&event, &names.lock()) => bell.changed(is_written(&event)),
+                Ok(_) => {}
+                Err(_) => bell.changed(false),
             };
             match notify::recommended_watcher(told) {
                 Ok(notifier) => self.notifier = Some(notifier),
@@ -232,6 +239,11 @@ fn is_change(event: &Event, names: &BTreeSet<OsString>) -> bool {
         matches!(&event.kind, EventKind::Access(access) if *access != AccessKind::Close(AccessMode::Write));
     let matters = |path: &PathBuf| path.file_name().is_none_or(|name| names.contains(name));
     !is_read && (event.paths.is_empty() || event.need_rescan() || event.paths.iter().any(matters))
+}
+
+/// Whether more may follow before the file is closed: the first half of a policy may well be one.
+fn is_written(event: &Event) -> bool {
+    matches!(event.kind, EventKind::Modify(ModifyKind::Data(_)))
 }
 
 /// Tells a folder from another one that was put in its place. Numbers are used again, so its birthday belongs to it.
@@ -378,5 +390,20 @@ mod tests {
         assert!(rings(&bell));
         symlink("loop", folder.file("loop")).unwrap();
         assert!(way_to(&folder.file("loop")).contains(&folder.file("loop")), "and no way is endless");
+    }
+
+    /// Found by a reader: the first half of a policy was put to work while the second was being written.
+    #[test]
+    fn who_writes_a_file_is_waited_for_until_it_is_closed() {
+        use notify::event::{CreateKind, DataChange, RenameMode};
+        let of = |kind: EventKind| is_written(&Event::new(kind));
+        assert!(of(EventKind::Modify(ModifyKind::Data(DataChange::Any))));
+        assert!(!of(EventKind::Access(AccessKind::Close(AccessMode::Write))));
+        assert!(!of(EventKind::Modify(ModifyKind::Name(RenameMode::To))), "what takes its place is whole");
+        assert!(!of(EventKind::Create(CreateKind::Any)), "so is a link");
+        let bell = Bell::default();
+        bell.changed(true);
+        bell.changed(false);
+        assert!(bell.wait(Duration::MAX), "it is heard once it is closed");
     }
 }

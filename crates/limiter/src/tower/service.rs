@@ -120,10 +120,12 @@ pub fn add_fields(headers: &mut HeaderMap, mut ours: HeaderList) {
 fn beside_theirs(headers: &mut HeaderMap, ours: &mut HeaderList) {
     for set in SETS {
         let Some(left) = left(set, |name| own(ours, name)) else { continue };
-        let is_there = set.iter().any(|name| headers.contains_key(*name));
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        // What cannot be read may be anything, also nothing.
-        if is_there && self::left(set, text).unwrap_or(0) <= left {
+        // What cannot be read, or says it twice, tells nobody anything.
+        let text = |name: &str| {
+            let mut lines = headers.get_all(name).iter();
+            lines.next().filter(|_| lines.next().is_none()).and_then(|value| value.to_str().ok())
+        };
+        if self::left(set, text).is_some_and(|theirs| theirs <= left) {
             ours.retain(|(name, _)| !set.contains(name));
         } else {
             set.iter().for_each(|name| drop(headers.remove(*name)));
@@ -144,12 +146,13 @@ fn one_map(headers: &mut HeaderMap, ours: &mut HeaderList) {
     };
     let Some(own) = own(ours, RATELIMIT.as_str()) else { return };
     let theirs = || headers.get_all(RATELIMIT).iter().map(|value| value.to_str().unwrap_or_default());
-    // What cannot be read may be anything, also nothing.
-    let Some(least) = theirs().map(|value| left(value).unwrap_or(0)).min() else { return };
-    if !is_map(own) && !theirs().any(is_map) {
+    let Some(least) = theirs().map(|value| left(value).unwrap_or(u64::MAX)).min() else { return };
+    // What cannot be read tells nobody anything, and keeps the rest from being read.
+    let is_readable = theirs().all(|value| left(value).is_some());
+    if is_readable && !is_map(own) && !theirs().any(is_map) {
         return;
     }
-    if left(own).is_some_and(|left| left < least) {
+    if !is_readable || left(own).is_some_and(|left| left < least) {
         headers.remove(RATELIMIT);
     } else {
         ours.retain(|(name, _)| *name != RATELIMIT.as_str());

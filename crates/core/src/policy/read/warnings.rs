@@ -52,6 +52,7 @@ impl Reader<'_> {
         for draft in drafts {
             self.unmatched(draft, classes, &unreachable);
             self.never_passing(draft, classes);
+            self.all_reserved(draft);
             self.long_queue(draft, timeout);
             self.sampled(draft);
             if is_enforced {
@@ -339,6 +340,20 @@ impl Reader<'_> {
                 _ => "let the fleet have more places, or let it cost less",
             };
             self.warn(draft.place, message, help);
+        }
+    }
+
+    /// A fleet of which those who are not critical get nothing.
+    fn all_reserved(&mut self, draft: &Drafted) {
+        let of_nobody = |limit: &&Limit| matches!(limit, Limit::Fleet(fleet) if fleet.allocation() == 0);
+        if let Some(fleet) = draft.limiter.choices.iter().flatten().find(of_nobody) {
+            let places = fleet.capacity();
+            let message = format!("of {places} in all none is left for requests that are not critical");
+            self.warn(
+                draft.place,
+                message,
+                "all of them get 503, at all times: reserve less, or let the fleet have more places",
+            );
         }
     }
 
