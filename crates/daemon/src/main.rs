@@ -88,7 +88,10 @@ fn main() -> ExitCode {
         // Whoever reads has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error:#}");
+            // What is wrong with a policy says so itself.
+            let told = format!("{error:#}");
+            let told = told.strip_prefix("error: ").unwrap_or(&told);
+            let _ = writeln!(io::stderr(), "error: {told}");
             CANNOT.into()
         }
     }

@@ -1,7 +1,7 @@
 //! `tollgate run`: opens the doors, and closes them well.
 
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -469,7 +469,15 @@ impl Told<'_> {
                 Mode::Off => writeln!(out, "  limiter   {name}: OFF")?,
             }
         }
-        if let (true, Some(address)) = (self.is_demo, self.gateway.address) {
+        if let (true, Some(mut address)) = (self.is_demo, self.gateway.address) {
+            // Where everybody can ask, so can whoever is here.
+            if address.ip().is_unspecified() {
+                address.set_ip(if address.is_ipv4() {
+                    Ipv4Addr::LOCALHOST.into()
+                } else {
+                    Ipv6Addr::LOCALHOST.into()
+                });
+            }
             writeln!(
                 out,
                 "

@@ -98,10 +98,6 @@ pub(super) async fn renew<S: Store + 'static>(shared: Weak<Shared<S>>) {
 
 /// Takes samples of utilization for as long as anybody can ask.
 pub(super) async fn sample<S: Store + 'static>(shared: Weak<Shared<S>>) {
-    // Most sources tell what has been since the last look.
-    if let Some(shared) = shared.upgrade() {
-        shared.sample();
-    }
     loop {
         let every = match shared.upgrade() {
             Some(shared) => {

@@ -426,6 +426,10 @@ impl<S: Store + 'static> LimiterBuilder<S> {
             next: AtomicU64::new(0),
         });
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            // Most sources tell what has been since they were last asked.
+            if let Some(worker) = &shared.running.load().worker {
+                let _ = worker.gauge.sample(0, shared.clock.now());
+            }
             runtime.spawn(leases::sample(Arc::downgrade(&shared)));
             if shared.store.is_shared() {
                 runtime.spawn(leases::renew(Arc::downgrade(&shared)));
