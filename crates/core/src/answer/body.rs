@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::accept::Kind;
 use super::headers::integer;
-use super::write::{push_escaped, push_json, push_number};
+use super::write::{digits, push_escaped, push_json, push_number};
 use crate::decision::{Reason, Refused, Standing, Unit};
 use crate::time::Nanos;
 
@@ -226,16 +226,23 @@ impl Problem {
 
     /// The whole body.
     fn json(&self, refused: &Refused, wait: Option<u64>, instance: &str) -> String {
-        let mut body = String::with_capacity(self.length + instance.len() + 64);
+        let (wait, remaining) =
+            (wait.unwrap_or_default(), refused.exceeded.first().map_or(0, |it| it.remaining));
+        let remaining = integer(remaining);
+        // As long as it gets: what has room left costs more to send. Of an odd instance nobody knows how long it gets.
+        let gaps = self.pieces.iter().map(|(_, gap)| match gap {
+            Gap::Wait => digits(wait),
+            Gap::Instance => instance.len() + "\"\"".len(),
+            Gap::Remaining => digits(remaining),
+            Gap::End => 0,
+        });
+        let mut body = String::with_capacity(self.length + gaps.sum::<usize>());
         for (piece, gap) in &self.pieces {
             body.push_str(piece);
             match gap {
-                Gap::Wait => push_number(&mut body, wait.unwrap_or_default()),
+                Gap::Wait => push_number(&mut body, wait),
                 Gap::Instance => push_json(&mut body, instance),
-                Gap::Remaining => {
-                    let first = refused.exceeded.first();
-                    push_number(&mut body, integer(first.map_or(0, |standing| standing.remaining)));
-                }
+                Gap::Remaining => push_number(&mut body, remaining),
                 Gap::End => {}
             }
         }

@@ -426,12 +426,17 @@ fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<Place>) {
         exceeded.push(Exceeded { reason, limiter, ruled, outcome, place });
     }
     let away = |wait: Option<Nanos>| std::cmp::Reverse(wait.map_or(u64::MAX, Nanos::as_u64));
-    exceeded.sort_by_key(|it| (rank(it.reason), away(it.outcome.retry_after)));
+    if exceeded.len() > 1 {
+        exceeded.sort_by_key(|it| (rank(it.reason), away(it.outcome.retry_after)));
+    }
     let Some(&Exceeded { reason, limiter, outcome, place, .. }) = exceeded.first() else {
         return (blocked(), None);
     };
-    let own = exceeded.iter().filter(|it| rank(it.reason) == 0);
-    let own: Vec<Standing> = own.map(|it| it.ruled.standing(&it.outcome)).collect();
+    // Nearly always one: no more room than that.
+    let mut own: Vec<Standing> = Vec::with_capacity(exceeded.len());
+    for it in exceeded.iter().filter(|it| rank(it.reason) == 0) {
+        own.push(it.ruled.standing(&it.outcome));
+    }
     let place = (own.len() == 1).then_some(place);
     let (limiter, retry_after) = (Arc::clone(&limiter.name), outcome.retry_after);
     (Refused { reason, limiter, retry_after, exceeded: own }, place)
