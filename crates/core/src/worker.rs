@@ -178,13 +178,15 @@ impl Worker {
     /// The pressure under these settings that is as far on the way to shedding everything, or has used as much of the grace, as
     /// `pressure` under `old` ones.
     pub fn convert(&self, old: &Self, pressure: Pressure) -> Pressure {
-        let (from, to) = match pressure.amount {
-            amount if amount <= old.rest => (1, 0),
-            amount if amount > 0 => (old.full, self.full),
-            _ => (old.rest, self.rest),
+        let share = |to: i64, from: i64| {
+            let moved = i128::from(pressure.amount) * i128::from(to);
+            moved.checked_div(i128::from(from)).unwrap_or(0) as i64 // no further than `to`
         };
-        let moved = (i128::from(pressure.amount) * i128::from(to)).checked_div(i128::from(from)).unwrap_or(0);
-        let amount = if to == 0 { self.rest } else { moved as i64 }; // no larger than `to`
+        let amount = match pressure.amount {
+            at_rest if at_rest <= old.rest => self.rest,
+            shedding if shedding > 0 => share(self.full, old.full),
+            _ => share(self.rest, old.rest),
+        };
         Pressure { amount: amount.clamp(self.rest, self.full), sampled: pressure.sampled }
     }
 

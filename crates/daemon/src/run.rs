@@ -345,14 +345,14 @@ struct Follower {
 impl Companion for Follower {
     fn prepare(&self, policy: &Policy, folder: &Path) -> Result<Box<dyn FnOnce() + Send>, String> {
         let policy = self.overruling.apply(policy.clone());
-        if *policy.store() != self.store && self.is_blind {
+        let before = self.shared.site.load();
+        if *policy.store() != self.store && self.is_blind && before.policy.limiters().is_empty() {
             return Err("the file wants a store that was not known at start, because nothing of it could be read then. START AGAIN: until then everything passes".to_owned());
         }
         if *policy.store() != self.store {
             return Err("`store` has changed: states cannot be moved while they are used. Start again to use another store".to_owned());
         }
         check_upstreams(&policy, self.gateway)?;
-        let before = self.shared.site.load();
         let moves = |one: Option<&str>, other: Option<&str>| one != other;
         if moves(policy.gateway().listen.as_deref(), before.policy.gateway().listen.as_deref())
             || moves(policy.admin_listen(), before.policy.admin_listen())
