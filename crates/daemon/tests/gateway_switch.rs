@@ -25,9 +25,12 @@ fn a_limiter_in_the_dark_refuses_nobody_until_the_policy_says_so_again() {
     assert_eq!(statuses(&tollgate), [200; 3]);
     let (shown, code) = command(&["status", "--admin", &tollgate.admin.to_string()]);
     let line = shown.lines().find(|line| line.trim_start().starts_with("one ")).unwrap();
-    assert!(line.contains("dark") && line.contains("2 refused, 3 would be"), "{shown}");
+    assert!(line.contains("dark") && line.contains("2 refused, 3 would be, set by hand"), "{shown}");
+    assert_eq!(shown.matches("by hand").count(), 1, "{shown}");
     assert_eq!(code, Some(0));
     assert_eq!(switch(&tollgate, &["one", "policy"]), ("one: as the policy says\n".to_owned(), Some(0)));
+    let (shown, _) = command(&["status", "--admin", &tollgate.admin.to_string()]);
+    assert!(!shown.contains("by hand"), "{shown}");
     assert_eq!(statuses(&tollgate), [429; 3]);
 }
 
@@ -39,7 +42,7 @@ fn all_limiters_can_be_switched_off_at_once() {
     assert_eq!(switch(&tollgate, &["--all", "off"]), ("all limiters: off\n".to_owned(), Some(0)));
     assert_eq!(statuses(&tollgate), [200; 3]);
     let (shown, _) = command(&["status", "--admin", &tollgate.admin.to_string()]);
-    assert!(shown.contains("off: no limiter is stricter"), "{shown}");
+    assert!(shown.contains("off: no limiter is stricter, set by hand"), "{shown}");
     assert_eq!(switch(&tollgate, &["--all", "policy"]).1, Some(0));
     assert_eq!(statuses(&tollgate), [429; 3]);
 }

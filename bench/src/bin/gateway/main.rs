@@ -19,7 +19,7 @@ type Failure = Box<dyn std::error::Error>;
 
 const HELP: &str = "\
 Measures the gateway beside nginx, HAProxy and Envoy and prints a report in Markdown.
-A full run takes about five minutes and also replaces docs/benchmarks-gateway.md.
+A full run takes about seven minutes and also replaces docs/benchmarks-gateway.md.
 scripts/bench-setup.sh installs what it needs.
 
   --quick          one short repetition: rough

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::AnswerStyle;
 use super::body::Problem;
-use super::write::{digits, push_number, push_quoted};
+use super::write::{Text, digits, push_number, push_quoted};
 use crate::decision::{Reason, Standing, Unit};
 use crate::outcome::Outcome;
 use crate::time::Nanos;
@@ -16,16 +16,21 @@ pub type HeaderList = SmallVec<[(&'static str, Cow<'static, str>); 4]>;
 
 /// Where headers go, in the order in which they are sent.
 pub trait Fields {
+    /// What a value is written to.
+    type Text: Text;
+
     /// Adds one. `value` writes what it says, which is printable ASCII of this length or less.
-    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut String));
+    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut Self::Text));
 
     /// Adds one that always says the same.
     fn add_fixed(&mut self, name: &'static str, value: &'static str) {
-        self.add(name, value.len(), |text| text.push_str(value));
+        self.add(name, value.len(), |text| text.put(value));
     }
 }
 
 impl Fields for HeaderList {
+    type Text = String;
+
     fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut String)) {
         let mut text = String::with_capacity(length);
         value(&mut text);
@@ -39,19 +44,31 @@ impl Fields for HeaderList {
 
 /// Headers as lines of a head of HTTP/1, for those who write it themselves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HeadLines(pub String);
+pub struct HeadLines(pub Vec<u8>);
+
+impl HeadLines {
+    /// Adds headers to a head that is being written.
+    pub fn add_to(head: &mut Vec<u8>, add: impl FnOnce(&mut Self)) {
+        let mut lines = Self(std::mem::take(head));
+        add(&mut lines);
+        *head = lines.0;
+    }
+}
 
 impl Fields for HeadLines {
-    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut String)) {
+    type Text = Vec<u8>;
+
+    #[inline]
+    fn add(&mut self, name: &'static str, length: usize, value: impl FnOnce(&mut Vec<u8>)) {
         /// Most answers say no more.
         const USUAL: usize = 240;
         let Self(lines) = self;
         let length = name.len() + length + ": \r\n".len();
         lines.reserve(if lines.is_empty() { length.max(USUAL) } else { length });
-        lines.push_str(name);
-        lines.push_str(": ");
+        lines.put(name);
+        lines.put(": ");
         value(lines);
-        lines.push_str("\r\n");
+        lines.put("\r\n");
     }
 }
 
@@ -132,8 +149,8 @@ pub fn standing_headers(style: HeaderStyle, standings: &[Standing], now_epoch_se
 pub struct Told {
     quota: u64,
     unit: Unit,
-    /// Its name as a String of RFC 9651.
-    name: Box<str>,
+    /// Its name as a String of RFC 9651, up to where it says how much is left.
+    opening: Box<str>,
     /// What is said of it where all limits are told.
     policy: Box<str>,
     /// The problem of those who have exceeded it and no other.
@@ -148,13 +165,14 @@ impl Told {
     }
 
     fn in_headers(style: HeaderStyle, standing: &Standing) -> Self {
-        let (mut name, mut policy) = (String::new(), String::new());
-        push_quoted(&mut name, &standing.name);
+        let (mut opening, mut policy) = (String::new(), String::new());
+        push_quoted(&mut opening, &standing.name);
+        opening.push_str(";r=");
         push_policy(&mut policy, style, standing);
         Self {
             quota: standing.quota,
             unit: standing.unit,
-            name: name.into_boxed_str(),
+            opening: opening.into_boxed_str(),
             policy: policy.into_boxed_str(),
             problem: None,
         }
@@ -227,23 +245,22 @@ pub(super) fn push(
     match style {
         HeaderStyle::Ietf11 => {
             add_policies(fields, "ratelimit-policy", all);
-            let name = &*first.told.name;
-            fields.add("ratelimit", name.len() + ";r=;t=".len() + 2 * MOST_DIGITS, |text| {
-                text.push_str(name);
-                text.push_str(";r=");
+            let opening = &*first.told.opening;
+            fields.add("ratelimit", opening.len() + ";t=".len() + 2 * MOST_DIGITS, |text| {
+                text.put(opening);
                 push_number(text, left);
-                text.push_str(";t=");
+                text.put(";t=");
                 push_number(text, integer(wait));
             });
         }
         HeaderStyle::Draft7 => {
             add_policies(fields, "ratelimit-policy", all);
             fields.add("ratelimit", "limit=, remaining=, reset=".len() + 3 * MOST_DIGITS, |text| {
-                text.push_str("limit=");
+                text.put("limit=");
                 push_number(text, limit);
-                text.push_str(", remaining=");
+                text.put(", remaining=");
                 push_number(text, left);
-                text.push_str(", reset=");
+                text.put(", reset=");
                 push_number(text, integer(wait));
             });
         }
@@ -263,8 +280,8 @@ pub(super) fn push(
             fields.add("x-ratelimit-limit", length, |text| {
                 push_number(text, limit);
                 for standing in all {
-                    text.push_str(", ");
-                    text.push_str(&standing.told.policy);
+                    text.put(", ");
+                    text.put(&standing.told.policy);
                 }
             });
             add_number(fields, "x-ratelimit-remaining", left);
@@ -294,9 +311,9 @@ fn add_policies<'a>(
     fields.add(name, length_of_policies(standings.clone()), |text| {
         for (place, standing) in standings.enumerate() {
             if place > 0 {
-                text.push_str(", ");
+                text.put(", ");
             }
-            text.push_str(&standing.told.policy);
+            text.put(&standing.told.policy);
         }
     });
 }

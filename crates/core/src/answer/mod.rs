@@ -14,6 +14,7 @@ use std::sync::Arc;
 pub use headers::{
     Fields, HeadLines, HeaderList, HeaderStyle, Told, ToldStanding, add_told, standing_headers,
 };
+pub use write::Text;
 
 use crate::decision::{Reason, Refused};
 use crate::time::Nanos;

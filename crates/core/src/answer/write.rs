@@ -2,9 +2,29 @@
 
 use std::fmt::Write as _;
 
+/// What text is appended to.
+pub trait Text {
+    /// Appends it.
+    fn put(&mut self, text: &str);
+}
+
+impl Text for String {
+    #[inline]
+    fn put(&mut self, text: &str) {
+        self.push_str(text);
+    }
+}
+
+impl Text for Vec<u8> {
+    #[inline]
+    fn put(&mut self, text: &str) {
+        self.extend_from_slice(text.as_bytes());
+    }
+}
+
 /// Appends a number.
-pub(super) fn push_number(text: &mut String, number: u64) {
-    text.push_str(itoa::Buffer::new().format(number));
+pub(super) fn push_number(text: &mut impl Text, number: u64) {
+    text.put(itoa::Buffer::new().format(number));
 }
 
 /// How many digits a number has.

@@ -21,6 +21,7 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
                 "name": &*known.name,
                 "kind": known.kind.name(),
                 "mode": known.mode.name(),
+                "by_hand": known.is_switched,
                 "asked": known.stats.asked,
                 "refused": known.stats.refused,
                 "would_refuse": known.stats.would_refuse,
@@ -81,6 +82,7 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "mode": limiter.mode_of_all().name(),
+        "by_hand": report.is_switched,
         "requests": report.totals.asked,
         "refused": report.totals.refused,
         "in_flight": report.in_flight,
@@ -112,8 +114,12 @@ pub fn lines(status: &Value) -> Vec<String> {
         number(&status["refused"]),
         number(&status["in_flight"]),
     )];
-    if text(&status["mode"]) != Mode::Enforce.name() {
-        lines.push(format!("  all        {}: no limiter is stricter", text(&status["mode"])));
+    // Who looks at night has to see what is not as the file says.
+    let by_hand = |of: &Value| if of["by_hand"].as_bool().unwrap_or(false) { ", set by hand" } else { "" };
+    let mode = text(&status["mode"]);
+    if mode != Mode::Enforce.name() || !by_hand(status).is_empty() {
+        let meaning = if mode == Mode::Enforce.name() { "each as it says" } else { "no limiter is stricter" };
+        lines.push(format!("  all        {mode}: {meaning}{}", by_hand(status)));
     }
     let store = &status["store"];
     lines.push(match text(&store["kind"]).as_str() {
@@ -149,6 +155,7 @@ pub fn lines(status: &Value) -> Vec<String> {
                 line += &format!(", {} {what}", number(&limiter[field]));
             }
         }
+        line += by_hand(limiter);
         if let Some(fleet) = limiter.get("fleet") {
             line += &format!(
                 "; {} critical and {} others in {} places, of which others may have {}",

@@ -291,8 +291,18 @@ impl Body for AskedBody {
 /// The body of an answer, for the client.
 pub(super) struct AnswerBody {
     kind: Kind,
-    /// Fields of the answer's head that need not be looked at any more, as HTTP/1 has them.
-    lines: HeadLines,
+    lines: Lines,
+}
+
+/// Fields of the answer's head that need not be looked at any more, as HTTP/1 has them.
+enum Lines {
+    Written(HeadLines),
+    /// Those by which the permit tells how the caller stands: to be written where they stay.
+    OfPermit,
+}
+
+impl Lines {
+    const NONE: Self = Self::Written(HeadLines(Vec::new()));
 }
 
 enum Kind {
@@ -400,20 +410,30 @@ impl Passed {
 
 impl AnswerBody {
     pub(super) fn text(text: Bytes, track: Track) -> Self {
-        Self { kind: Kind::Text(text, Some(track)), lines: HeadLines::default() }
+        Self { kind: Kind::Text(text, Some(track)), lines: Lines::NONE }
     }
 
     pub(super) fn tunnel(tunnel: Tunnel) -> Self {
-        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), lines: HeadLines::default() }
+        Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), lines: Lines::NONE }
     }
 
     pub(super) fn with_lines(mut self, lines: HeadLines) -> Self {
-        self.lines = lines;
+        self.lines = Lines::Written(lines);
         self
     }
 
-    pub(super) fn lines(&self) -> &[u8] {
-        self.lines.0.as_bytes()
+    /// Adds fields to the head of the answer.
+    pub(super) fn add_lines(&self, head: &mut Vec<u8>) {
+        match (&self.lines, &self.kind) {
+            (Lines::Written(lines), _) => head.extend_from_slice(&lines.0),
+            (Lines::OfPermit, Kind::Passed { flow, .. }) => {
+                let permit = |passed: &Passed| {
+                    HeadLines::add_to(head, |lines| passed.carried.permit.add_headers(lines));
+                };
+                flow.look(permit).unwrap_or_default();
+            }
+            (Lines::OfPermit, _) => {}
+        }
     }
 
     /// What the connection goes on with, if that is no HTTP.
@@ -447,19 +467,24 @@ impl AnswerBody {
         self.end(true);
     }
 
-    /// The answer of a server, of which no more than so much is given at once.
+    /// The answer of a server, of which no more than so much is given at once; its permit may have yet to tell how the caller
+    /// stands.
     pub(super) fn passed(
         body: PassedBody,
         most: usize,
         patience: Duration,
         sending: Option<Arc<Sending>>,
         carried: Carried,
+        is_yet_to_tell: bool,
     ) -> Self {
         let flow = Flow::Own(Box::new(Passed { body, carried }));
         let kind = Kind::Passed { flow, most, rest: Bytes::new(), patience, timer: None, sending };
-        let mut passed = Self { kind, lines: HeadLines::default() };
+        let mut passed = Self { kind, lines: if is_yet_to_tell { Lines::OfPermit } else { Lines::NONE } };
         // Where there is nothing to wait for, nothing is held: some never ask for what is not there.
         if passed.is_end_stream() {
+            let mut lines = HeadLines::default();
+            passed.add_lines(&mut lines.0);
+            passed.lines = Lines::Written(lines);
             passed.end(true);
         }
         passed

@@ -247,10 +247,8 @@ impl Passing {
         // Whatever the server speaks, this is what we do.
         *response.version_mut() = Version::HTTP_11;
         fields::strip_answer(response.headers_mut(), &site.decisive);
-        let mut lines = HeadLines::default();
-        if self.is_http1 && !fields::has_ours(response.headers()) {
-            permit.add_headers(&mut lines);
-        } else {
+        let is_yet_to_tell = self.is_http1 && !fields::has_ours(response.headers());
+        if !is_yet_to_tell {
             // Our word, whoever else says it.
             response.headers_mut().remove(DEGRADED);
             add_fields(response.headers_mut(), permit.headers());
@@ -263,7 +261,7 @@ impl Passing {
             let (patience, sending) = (site.times.answer, self.sending);
             let most = if self.is_http1 { usize::MAX } else { HTTP2_PIECE };
             return response
-                .map(|body| AnswerBody::passed(body, most, patience, sending, carried).with_lines(lines));
+                .map(|body| AnswerBody::passed(body, most, patience, sending, carried, is_yet_to_tell));
         }
         let (mut parts, body) = response.into_parts();
         let server = match body {
@@ -276,6 +274,10 @@ impl Passing {
         };
         parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         parts.headers.insert(header::UPGRADE, protocol);
+        let mut lines = HeadLines::default();
+        if is_yet_to_tell {
+            carried.permit.add_headers(&mut lines);
+        }
         let tunnel = Tunnel { server, carried, patience: site.times.idle };
         Response::from_parts(parts, AnswerBody::tunnel(tunnel).with_lines(lines))
     }

@@ -117,6 +117,8 @@ pub struct LimiterReport {
     pub totals: Totals,
     /// Requests in progress.
     pub in_flight: u64,
+    /// Whether somebody has set the mode of all limiters by hand.
+    pub is_switched: bool,
     /// Each limiter of the present policy.
     pub limiters: Vec<LimiterStanding>,
     /// Each class of the present policy, in its order.
@@ -141,6 +143,8 @@ pub struct LimiterStanding {
     pub name: Arc<str>,
     /// Its mode at this moment.
     pub mode: Mode,
+    /// Whether somebody has set a mode of its own by hand.
+    pub is_switched: bool,
     /// Which of the four it is, as the reason that its refusals give.
     pub kind: Reason,
     /// What it has decided, also of classes that the policy has no more.

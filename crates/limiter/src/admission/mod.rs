@@ -526,6 +526,7 @@ impl<S: Store + 'static> Limiter<S> {
         LimiterReport {
             totals: self.shared.counts.read(),
             in_flight: self.shared.in_flight.load(Ordering::Acquire),
+            is_switched: self.shared.lasting.all.get().is_some(),
             limiters: running
                 .limiters
                 .iter()

@@ -167,6 +167,7 @@ impl Held {
     }
 
     /// What is told of them, the one closest to exhaustion first.
+    #[inline]
     fn told(&self) -> SmallVec<[ToldStanding<'_>; 4]> {
         let mut told: SmallVec<[ToldStanding<'_>; 4]> = SmallVec::new();
         for (ruled, outcome) in self.shown() {

@@ -315,6 +315,7 @@ impl Running {
         LimiterStanding {
             name: Arc::clone(&limiter.name),
             mode: self.mode(limiter),
+            is_switched: limiter.switch.get().is_some(),
             kind: limiter.reason,
             stats: lasting.stats(&limiter.name),
             by_class: names.zip(&limiter.counts).map(|(name, counts)| (name, counts.read())).collect(),

@@ -151,6 +151,12 @@ impl Record {
         unpack_places(self.family.places.load(Ordering::Acquire))
     }
 
+    /// Whether there is room for so much more here.
+    #[inline]
+    pub(crate) fn has_places_for(&self, ask: &Ask) -> bool {
+        self.limit.has_room(&self.places(), ask)
+    }
+
     /// Does `op` to what is counted here.
     #[inline]
     pub(crate) fn count_places(&self, op: Op, ask: &Ask) -> Outcome {

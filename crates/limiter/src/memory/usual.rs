@@ -59,6 +59,10 @@ impl MemoryStore {
         if ![word, counted, placed].iter().flatten().all(|(_, record)| record.is_valid(now)) {
             return None;
         }
+        // Where the last places are fought for it is seen on the long way who gets them.
+        if placed.is_some_and(|(charge, record)| !record.has_places_for(&charge.ask)) {
+            return None;
+        }
         let mut has_room = true;
         let mut hashed = None;
         let mut seat = None;
@@ -71,9 +75,6 @@ impl MemoryStore {
             hashed = Some((charge.key, hash));
             seat = Some((shard, position));
         }
-        // Looked at once: others may give places back meanwhile, and what was refused stays so.
-        let looked = placed.map(|(charge, record)| record.count_places(Op::Estimate, &charge.ask));
-        has_room &= looked.is_none_or(|outcome| outcome.allowed);
         // If all else would pass, a word decides by itself, and if it refuses, nothing was touched.
         let mut by_word = None;
         if let Some((charge, record)) = word {
@@ -96,10 +97,7 @@ impl MemoryStore {
             by_word = Some((hash, charged.unwrap_or_else(|refused| refused)));
         }
         let op = if has_room { Op::Charge } else { Op::Estimate };
-        let by_place = match placed {
-            Some((charge, record)) if has_room => Some(record.count_places(op, &charge.ask)),
-            _ => looked,
-        };
+        let by_place = placed.map(|(charge, record)| record.count_places(op, &charge.ask));
         if has_room && by_place.is_some_and(|outcome| !outcome.allowed) {
             drop(seat);
             if let (Some((charge, record)), Some((hash, _))) = (word, by_word) {
@@ -116,11 +114,14 @@ impl MemoryStore {
         let is = |of: Option<Ruled<'_, 'c>>, charge| of.is_some_and(|(of, _)| std::ptr::eq(of, charge));
         let mut outcomes = Vec::with_capacity(charges.len());
         for charge in charges {
-            outcomes.extend(match charge {
+            let told = match charge {
                 _ if is(counted, charge) => by_count,
                 _ if is(placed, charge) => by_place,
                 _ => by_word.map(|(_, outcome)| outcome),
-            });
+            };
+            if let Some(told) = told {
+                outcomes.push(told);
+            }
         }
         Some(outcomes)
     }

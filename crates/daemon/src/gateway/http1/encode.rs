@@ -186,11 +186,11 @@ pub(super) struct Manner {
     pub(super) stays: bool,
 }
 
-/// The head of an answer, for a client, with these lines in it. The length is that of the body, if it is known.
+/// The head of an answer, for a client, with what is added in it. The length is that of the body, if it is known.
 pub(super) fn response<B>(
     to: &mut Vec<u8>,
     response: &Response<B>,
-    lines: &[u8],
+    add: impl FnOnce(&mut Vec<u8>),
     length: Option<u64>,
     manner: &mut Manner,
 ) -> Encoder {
@@ -224,7 +224,7 @@ pub(super) fn response<B>(
         }
         add_field(to, name, value);
     }
-    to.extend_from_slice(lines);
+    add(to);
     let encoder = match length.or(said) {
         _ if is_bare => Encoder::Length(0),
         Some(length) => Encoder::Length(length),

@@ -280,7 +280,8 @@ impl Connection {
             let mut shared = self.shared.lock();
             shared.is_answered = true;
             let length = answer.body().size_hint().exact();
-            encode::response(&mut shared.wire.write, &answer, answer.body().lines(), length, manner)
+            let lines = |head: &mut Vec<u8>| answer.body().add_lines(head);
+            encode::response(&mut shared.wire.write, &answer, lines, length, manner)
         };
         let announced =
             if manner.takes_trailers { Announced::by(answer.headers()) } else { Announced::default() };
@@ -417,7 +418,7 @@ impl Connection {
             let wire = &mut self.shared.lock().wire;
             let mut manner = Manner::default();
             let length = Some(answer.body().len() as u64);
-            encode::response(&mut wire.write, &answer, b"", length, &mut manner);
+            encode::response(&mut wire.write, &answer, |_| {}, length, &mut manner);
             wire.add(answer.body().clone(), b"");
         }
         let _ = self.flush().await;
