@@ -20,6 +20,8 @@ pub enum Reason {
     StoreAway,
     /// The caller is on the block list: 403.
     Blocked,
+    /// The request says several things of who is calling: 400.
+    Unclear,
 }
 
 impl Reason {
@@ -29,6 +31,7 @@ impl Reason {
             Self::Rate | Self::Concurrency => 429,
             Self::Fleet | Self::Worker | Self::StoreAway => 503,
             Self::Blocked => 403,
+            Self::Unclear => 400,
         }
     }
 
@@ -41,6 +44,7 @@ impl Reason {
             Self::Worker => "worker",
             Self::StoreAway => "store-away",
             Self::Blocked => "blocked",
+            Self::Unclear => "unclear",
         }
     }
 }

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use serde_json::{Map, Value};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 use tollgate::{Clock, SystemClock};
+
+use crate::seldom::Seldom;
 
 /// Lines that may wait to be written.
 const WAITING: usize = 16_384;
@@ -85,7 +88,7 @@ impl Entry {
 pub(crate) struct AccessLog {
     entries: SyncSender<Line>,
     only_bad: bool,
-    lost: Arc<std::sync::atomic::AtomicU64>,
+    lost: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -100,8 +103,10 @@ impl AccessLog {
     pub(crate) fn open(to: &str, only_bad: bool) -> io::Result<Self> {
         let output = Output::open(to)?;
         let (entries, waiting) = sync_channel(WAITING);
-        std::thread::Builder::new().name("access-log".to_owned()).spawn(move || run(output, &waiting))?;
-        Ok(Self { entries, only_bad, lost: Arc::default() })
+        let lost = Arc::<AtomicU64>::default();
+        let writer = Writer { output, unflushed: 0, lost: Arc::clone(&lost), where_to: to.to_owned() };
+        std::thread::Builder::new().name("access-log".to_owned()).spawn(move || writer.run(&waiting))?;
+        Ok(Self { entries, only_bad, lost })
     }
 
     pub(crate) fn write(&self, entry: Box<Entry>) {
@@ -111,13 +116,13 @@ impl AccessLog {
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
             self.entries.try_send(Line::Of(entry))
         {
-            self.lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Lines that were lost, because nobody took them in time.
+    /// Lines that were lost, because nobody took them in time or they could not be written.
     pub(crate) fn lost(&self) -> u64 {
-        self.lost.load(std::sync::atomic::Ordering::Relaxed)
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Waits until all is written, but not for long.
@@ -152,6 +157,15 @@ impl Output {
         }
     }
 
+    /// Forgets what could not be written, so that it is not tried for ever.
+    fn give_up(&mut self) {
+        if let Self::File { file, .. } = self
+            && let Ok(again) = file.get_ref().try_clone()
+        {
+            let _ = std::mem::replace(file, BufWriter::new(again)).into_parts();
+        }
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Stdout(out) => out.flush(),
@@ -172,38 +186,64 @@ impl Output {
     }
 }
 
-fn run(mut output: Output, waiting: &Receiver<Line>) {
-    let clock = SystemClock;
-    let hash = SipHasher24::new_with_key(&rand::random());
-    let mut is_flushed = true;
-    loop {
-        let line = match waiting.try_recv() {
-            Ok(line) => Ok(line),
-            Err(_) => {
-                // Nobody is waiting: now is the time to have it all where it belongs.
-                if !is_flushed {
-                    let _ = output.flush();
-                    is_flushed = true;
+/// Who writes lines.
+struct Writer {
+    output: Output,
+    /// Lines that were written, and are not known yet to be where they belong.
+    unflushed: u64,
+    lost: Arc<AtomicU64>,
+    where_to: String,
+}
+
+impl Writer {
+    fn run(mut self, waiting: &Receiver<Line>) {
+        let clock = SystemClock;
+        let hash = SipHasher24::new_with_key(&rand::random());
+        loop {
+            let line = match waiting.try_recv() {
+                Ok(line) => Ok(line),
+                Err(_) => {
+                    // Nobody is waiting: now is the time to have it all where it belongs.
+                    if self.unflushed > 0 {
+                        self.flush();
+                    }
+                    waiting.recv_timeout(Duration::from_secs(1))
                 }
-                waiting.recv_timeout(Duration::from_secs(1))
+            };
+            match line {
+                Ok(Line::Of(entry)) => {
+                    let mut text = entry.line(Duration::from_nanos(clock.now().as_nanos()), &hash);
+                    text.push('\n');
+                    self.unflushed += 1;
+                    if let Err(error) = self.output.write(text.as_bytes()) {
+                        self.loses(&error);
+                    }
+                }
+                Ok(Line::Flush(told)) => {
+                    self.flush();
+                    let _ = told.send(());
+                }
+                Err(RecvTimeoutError::Timeout) => self.flush(),
+                Err(RecvTimeoutError::Disconnected) => return,
             }
-        };
-        match line {
-            Ok(Line::Of(entry)) => {
-                let mut text = entry.line(Duration::from_nanos(clock.now().as_nanos()), &hash);
-                text.push('\n');
-                // A disk that is full takes no lines, and nobody is refused for it.
-                let _ = output.write(text.as_bytes());
-                is_flushed = false;
-            }
-            Ok(Line::Flush(told)) => {
-                let _ = output.flush();
-                let _ = told.send(());
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let _ = output.flush();
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+
+    fn flush(&mut self) {
+        match self.output.flush() {
+            Ok(()) => self.unflushed = 0,
+            Err(error) => self.loses(&error),
+        }
+    }
+
+    /// A disk that is full takes no lines. Nobody is refused for it, but it is told.
+    fn loses(&mut self, error: &io::Error) {
+        static TOLD: Seldom = Seldom::new();
+        self.output.give_up();
+        self.lost.fetch_add(std::mem::take(&mut self.unflushed), Ordering::Relaxed);
+        if TOLD.is_due() {
+            let lost = self.lost.load(Ordering::Relaxed);
+            tracing::error!(lost, "the access log cannot be written to {}: {error}", self.where_to);
         }
     }
 }

@@ -5,9 +5,11 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tollgate::{Failsafe, Limiter, MemoryStore, PolicyError};
+use tollgate::{Failsafe, JwtTokens, Limiter, MemoryStore, PolicyError};
 use tollgate_core::policy::{Mistakes, NoTokens, Policy, Surroundings, schema};
 use tollgate_redis::RedisStore;
+
+use crate::gateway::Certificates;
 
 /// Validates a file, or what comes from `input` if its name is `-`. What is wrong goes to `err`, one line about what is there
 /// to `out`. False if the file cannot be used; an error if it cannot even be read.
@@ -26,6 +28,11 @@ pub fn run(
         Ok((policy, warnings)) => {
             write!(err, "{warnings}")?;
             if let Err(problem) = fits(&policy)? {
+                writeln!(err, "error: {problem}\n --> {name}")?;
+                return Ok(false);
+            }
+            // With these, and other than with limits, the gateway would not start.
+            if let Err(problem) = files_are_of_use(&policy, file.parent().unwrap_or(Path::new(""))) {
                 writeln!(err, "error: {problem}\n --> {name}")?;
                 return Ok(false);
             }
@@ -100,6 +107,15 @@ fn fits(policy: &Policy) -> anyhow::Result<Result<(), PolicyError>> {
             builder.store(Failsafe::new(store)).build().map(drop)
         }
     })
+}
+
+/// Whether certificates and keys are what they should be. Secrets are where the policy will run.
+fn files_are_of_use(policy: &Policy, folder: &Path) -> Result<(), String> {
+    Certificates::read(policy.gateway(), folder).map_err(|error| error.to_string())?;
+    match policy.jwt().filter(|jwt| jwt.secret_env.is_none()) {
+        Some(jwt) => JwtTokens::from_policy(jwt, folder).map(drop).map_err(|error| error.to_string()),
+        None => Ok(()),
+    }
 }
 
 fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::time::timeout;
 use tollgate::MemoryStore;
 use tollgate_daemon::block_on::block_on;
@@ -107,7 +107,24 @@ fn arguments() -> Command {
     if is_flag_of_run || words.len() == 1 {
         words.insert(1, "run".into());
     }
-    Arguments::parse_from(words).command
+    let command = without_empty_variables(Arguments::command());
+    let parsed = Arguments::from_arg_matches(&command.get_matches_from(words));
+    parsed.unwrap_or_else(|error| error.exit()).command
+}
+
+/// Variables of the environment that are empty say nothing: that is how many set those that they do not need.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    /// A variable cannot be taken away from an argument, but another can be put in its place.
+    const NOT_THERE: &str = "TOLLGATE_NOTHING_IS_CALLED_THIS";
+    let is_empty = |name: &std::ffi::OsStr| {
+        std::env::var_os(name).is_some_and(|value| value.to_string_lossy().trim().is_empty())
+    };
+    command.mut_subcommands(|command| {
+        command.mut_args(|argument| match argument.get_env().is_some_and(is_empty) {
+            true => argument.env(NOT_THERE).hide_env(true),
+            false => argument,
+        })
+    })
 }
 
 /// Waits for an answer of a running instance.

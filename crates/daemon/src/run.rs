@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Companion, Limiter, Mode, Policy, PolicyError, PolicyFile};
-use tollgate_core::policy::{Kind, StoreChoice, Upstream, WorkerPolicy};
+use tollgate_core::policy::{Kind, Server, StoreChoice, WorkerPolicy};
 use tollgate_core::worker::Source;
 
 use crate::access_log::AccessLog;
@@ -27,15 +27,17 @@ const USUAL_POLICY: &str = "tollgate.yaml";
 /// What is said on the command line and holds for every policy that is loaded.
 #[derive(Clone, Debug, Default)]
 struct Overruling {
-    upstream: Option<Upstream>,
+    servers: Option<Vec<Server>>,
     /// The address of the store; none is memory.
     store: Option<Option<String>>,
+    /// Whether it is said where the access log goes.
+    has_log: bool,
 }
 
 impl Overruling {
     fn apply(&self, policy: Policy) -> Policy {
-        let policy = match &self.upstream {
-            Some(upstream) => policy.with_upstream(upstream.clone()),
+        let policy = match &self.servers {
+            Some(servers) => policy.with_servers(servers.clone()),
             None => policy,
         };
         match &self.store {
@@ -102,7 +104,7 @@ impl Started {
 
 /// Runs until it is told to end.
 pub fn run(arguments: &RunArguments) -> anyhow::Result<()> {
-    let wanted = std::env::var("TOLLGATE_LOG").unwrap_or_else(|_| "info".to_owned());
+    let wanted = settings::variable("TOLLGATE_LOG").unwrap_or_else(|| "info".to_owned());
     // A word that is no level would be taken for the name of a module, and nothing would be told any more.
     let is_level = |word: &str| word.contains('=') || word.parse::<tracing::Level>().is_ok() || word == "off";
     if let Some(word) = wanted.split(',').find(|word| !is_level(word.trim())) {
@@ -167,7 +169,7 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
     // Before anything else is begun: whoever cannot have his door should know at once.
     let gateway_listener = gateway_door.open(inherited.gateway).await?;
     let admin_listener = admin_door.open(inherited.admin).await?;
-    let secret = std::env::var("TOLLGATE_SECRET").ok();
+    let secret = settings::variable("TOLLGATE_SECRET");
     let store = AnyStore::open(policy.store(), secret).context("the store")?;
     let log = match arguments.access_log.as_deref().or(policy.gateway().access_log.as_deref()) {
         None | Some("off") => None,
@@ -282,12 +284,14 @@ fn check_upstreams(policy: &Policy, gateway: Option<SocketAddr>) -> Result<(), S
     if servers.is_empty() {
         return Err("whom shall requests be passed on to? Say --upstream http://127.0.0.1:9000, or `gateway: { upstream: ... }` in the policy; or close the gateway with --gateway off".to_owned());
     }
-    let is_here = |host: &str| {
-        host == "localhost"
-            || host
-                .parse::<IpAddr>()
-                .is_ok_and(|ip| ip == gateway.ip() || gateway.ip().is_unspecified() && ip.is_loopback())
+    // Who asks for no address in particular comes out here, too.
+    let is_here = |ip: IpAddr| {
+        let is_of_machine = |ip: IpAddr| ip.is_unspecified() || ip.is_loopback();
+        ip == gateway.ip()
+            || ip.is_unspecified() && is_of_machine(gateway.ip())
+            || gateway.ip().is_unspecified() && is_of_machine(ip)
     };
+    let is_here = |host: &str| host == "localhost" || host.parse::<IpAddr>().is_ok_and(is_here);
     match servers.iter().find(|server| server.port == gateway.port() && is_here(&server.host)) {
         Some(server) => {
             Err(format!("{server} is the gateway itself ({gateway}): requests would go round for ever"))
@@ -302,12 +306,12 @@ async fn overruling(arguments: &RunArguments, is_demo: bool) -> anyhow::Result<O
         let address = demo_api::start().await.context("the demonstration's API cannot be started")?;
         servers = settings::upstreams(&[format!("http://{address}")])?;
     }
-    let upstream = (!servers.is_empty()).then(|| Upstream::of("default", servers));
+    let servers = (!servers.is_empty()).then_some(servers);
     let store = arguments.store.clone().map(|url| Some(url).filter(|url| url != "memory"));
     if let Some(Some(url)) = &store {
         tollgate_redis::RedisStore::check_address(url).context("--store")?;
     }
-    Ok(Overruling { upstream, store })
+    Ok(Overruling { servers, store, has_log: arguments.access_log.is_some() })
 }
 
 /// Loads the policy again because somebody has asked for it.
@@ -358,6 +362,13 @@ impl Companion for Follower {
             || moves(policy.admin_listen(), before.policy.admin_listen())
         {
             tracing::warn!("`listen` has changed: doors move only with a new start");
+        }
+        let logs = |policy: &Policy| {
+            let gateway = policy.gateway();
+            (gateway.access_log.clone().filter(|_| !self.overruling.has_log), gateway.log_only_refused)
+        };
+        if logs(&policy) != logs(&before.policy) {
+            tracing::warn!("`access_log` or `log` has changed: the log goes on as it is until a new start");
         }
         let certificates = Certificates::read(policy.gateway(), folder).map_err(|error| error.to_string())?;
         let shared = Arc::clone(&self.shared);
@@ -463,8 +474,14 @@ impl Told<'_> {
             if let Some(Kind::Worker(worker)) = kept.map(|limiter| &limiter.kind) {
                 what += &format!(", utilization from {}", source_of(worker));
             }
+            let share = kept.and_then(|limiter| limiter.sample_percent());
             match mode {
-                Mode::Enforce => writeln!(out, "  limiter   {name} ({what})")?,
+                Mode::Enforce => {
+                    let only = share.map_or(String::new(), |share| {
+                        format!(": ONLY FOR {share} % OF ITS BUCKETS, the others are watched")
+                    });
+                    writeln!(out, "  limiter   {name} ({what}){only}")?;
+                }
                 Mode::Dark => writeln!(out, "  limiter   {name}: DARK, it refuses nobody")?,
                 Mode::Off => writeln!(out, "  limiter   {name}: OFF")?,
             }

@@ -39,6 +39,11 @@ pub struct RunArguments {
     pub access_log: Option<String>,
 }
 
+/// A variable of the environment. One that is empty says nothing: that is how many set those that they do not need.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
 /// A door: where it listens, and how it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Door {

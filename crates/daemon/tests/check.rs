@@ -182,7 +182,8 @@ fn files_with_keys_are_looked_for_beside_the_policy() {
         format!("limiters: {{}}\nidentify:\n  caller: [jwt: sub]\n  jwt: {{ jwks_file: {file} }}\n")
             .into_bytes()
     };
-    let dir = folder("keys", &[("keys.json", b"{\"keys\": []}"), ("empty.json", b"\n")]);
+    let key = br#"{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    let dir = folder("keys", &[("keys.json", key), ("empty.json", b"\n")]);
     fs::create_dir_all(dir.join("below")).unwrap();
     for (file, problem) in [
         ("keys.json", ""),
@@ -554,4 +555,45 @@ fn the_reference_tells_of_every_field() {
         Policy::read(&text).unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}"));
     }
     assert!(count >= 8, "{count}");
+}
+
+/// Found by a reader: `check` had nothing against files with which the gateway does not start.
+#[test]
+fn certificates_and_keys_of_no_use_are_told() {
+    let folder = std::env::temp_dir().join(format!("tollgate-check-tls-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("junk.pem"), "junk\n").unwrap();
+    for (policy, part) in [
+        (
+            "gateway: { upstream: http://a:1, tls: { certificate: junk.pem, key: junk.pem } }\nlimiters: {}\n",
+            "junk.pem: certificates cannot be read (PEM)",
+        ),
+        (
+            "gateway: { upstreams: { a: { servers: [https://a:1], ca: junk.pem } } }\nlimiters: {}\n",
+            "junk.pem: certificates cannot be read (PEM)",
+        ),
+        (
+            "identify: { caller: [jwt: sub], jwt: { jwks_file: junk.pem } }\nlimiters: { a: { rate: 5/s } }\n",
+            "junk.pem",
+        ),
+    ] {
+        std::fs::write(folder.join("tollgate.yaml"), policy).unwrap();
+        let (code, out, err) = told(&tollgate(&folder).arg("tollgate.yaml").output().unwrap());
+        assert_eq!(code, 1, "{policy}{out}{err}");
+        assert!(err.contains(part), "{policy}{err}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Found by a reader: to editors `yes` and `true` are the same, and the schema took only one of them.
+#[test]
+fn the_schema_takes_truth_for_a_word() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    for truth in ["true", "false", "'yes'", "'on'"] {
+        let text = format!("gateway: {{ upstream: http://a:1, proxy_protocol: {truth} }}\nlimiters: {{}}\n");
+        assert!(Policy::read(&text).is_ok(), "{text}");
+        let problems: Vec<String> =
+            validator.iter_errors(&to_json(&text)).map(|error| error.to_string()).collect();
+        assert!(problems.is_empty(), "{text}{problems:?}");
+    }
 }

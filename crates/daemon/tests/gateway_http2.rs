@@ -594,3 +594,14 @@ fn who_takes_an_answer_steadily_is_not_too_slow_however_large_its_pieces_are() {
     // Some 13 KB a second: a piece takes more than a second, and 64 KB take five.
     assert_eq!(takes_slowly(&mut client, 1, 2_600, Duration::from_millis(200)), 130_000);
 }
+
+/// Found by a reader: what is asked of the server as a whole was passed on as if it were a file.
+#[test]
+fn options_of_the_whole_server_are_asked_as_they_are() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(OPEN, &upstream);
+    let mut client = Http2::connect(tollgate.gateway);
+    client.ask(1, &tollgate_testkit::http2::request("OPTIONS", "*"), true);
+    assert_eq!(client.outcome(1).status(), 200);
+    assert_eq!(upstream.last().line, "OPTIONS * HTTP/1.1");
+}

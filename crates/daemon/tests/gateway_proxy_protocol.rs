@@ -1,4 +1,5 @@
 //! The PROXY protocol: a proxy that is trusted says for whom it speaks, and nobody else does.
+#![allow(clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 
 use crate::common::gateway;
 use tollgate_testkit::Tollgate;
@@ -83,4 +84,25 @@ fn what_an_unknown_peer_says_of_itself_is_not_believed() {
     assert!(upstream.received().is_empty());
     assert_eq!(status(&tollgate, b""), 200);
     assert_eq!(upstream.last().header("x-real-ip"), ["127.0.0.1"]);
+}
+
+/// Found by a reader: behind a proxy that does not say for whom it speaks, clients could.
+#[test]
+fn who_comes_through_a_proxy_that_names_nobody_is_not_believed_either() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(&policy("127.0.0.1"), &upstream);
+    let mut unix = version_2(0x21, [192, 0, 2, 1]);
+    unix[13] = 0x31;
+    let mut statuses = Vec::new();
+    for (number, beginning) in
+        [b"PROXY UNKNOWN\r\n".to_vec(), version_2(0x20, [192, 0, 2, 1]), unix].into_iter().enumerate()
+    {
+        let mut client = tollgate.client();
+        let forged = format!("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 9.9.9.{number}\r\n\r\n");
+        client.send([beginning, forged.into_bytes()].concat());
+        statuses.push(client.read().status);
+        assert_eq!(upstream.last().header("x-forwarded-for"), ["127.0.0.1"]);
+        assert_eq!(upstream.last().header("x-real-ip"), ["127.0.0.1"]);
+    }
+    assert_eq!(statuses, [200, 429, 429], "and all of them are one caller");
 }

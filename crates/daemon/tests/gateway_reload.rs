@@ -162,3 +162,12 @@ fn reloads_under_load_cost_nobody_an_answer() {
     assert!(callers.into_iter().all(|caller| caller.join().unwrap() > 0));
     assert_eq!(reloads(&tollgate).1, 0);
 }
+
+/// Found by a reader: another access log was not written, and nobody was told.
+#[test]
+fn another_access_log_is_told_to_need_a_new_start() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("gateway: { access_log: one.log }\nlimiters: {}\n", &upstream);
+    tollgate.write_policy("gateway: { access_log: other.log }\nlimiters: {}\n");
+    tollgate.says("`access_log` or `log` has changed: the log goes on as it is until a new start");
+}

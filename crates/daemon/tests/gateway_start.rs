@@ -100,6 +100,7 @@ fn flags_that_make_no_sense_are_told_what_would() {
         (&["--upstream", "localhost:9000"], "write http://localhost:9000"),
         (&["--upstream", "http://localhost:9000/api"], "so write http://localhost:9000"),
         (&["--upstream", &own], "is the gateway itself"),
+        (&["--upstream", &own.replace("127.0.0.1", "0.0.0.0")], "is the gateway itself"),
         (&["--store", "mysql://localhost"], "--store"),
         (&["--threads", "many"], "--threads"),
         (&["--nonsense"], "--nonsense"),
@@ -208,4 +209,32 @@ fn without_a_policy_and_an_upstream_there_is_a_demonstration() {
     let said = folder.begins(&["run", "--gateway", &free(), "--admin", &free()], &[]);
     assert!(said.contains("the demonstration's (examples/demo.yaml)"), "{said}");
     assert!(said.contains("(the demonstration's API)"), "{said}");
+}
+
+/// Found by a reader: variables that are set to nothing, as by `${X:-}` of a compose file, kept it from starting.
+#[test]
+fn variables_that_are_empty_say_nothing() {
+    let folder = Folder::new(Some(OPEN));
+    let empty = ["POLICY", "UPSTREAM", "TOKEN", "STORE", "THREADS", "ACCESS_LOG", "LOG", "SECRET"];
+    let names = empty.map(|name| format!("TOLLGATE_{name}"));
+    let environment: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+    let flags = ["--gateway", &free(), "--admin", &free(), "--upstream", "http://127.0.0.1:1"];
+    let said = folder.begins(&flags, &environment);
+    assert!(
+        said.contains("  upstream  default: http://127.0.0.1:1\n") && said.contains("  admin "),
+        "{said}"
+    );
+    let (gateway, admin) = (free(), free());
+    let flags = ["--gateway", gateway.as_str(), "--upstream", "http://127.0.0.1:1"];
+    let said = folder.begins(&flags, &[("TOLLGATE_GATEWAY", " "), ("TOLLGATE_ADMIN", &admin)]);
+    assert!(said.contains(&gateway) && said.contains(&admin), "{said}");
+}
+
+#[test]
+fn limiters_that_are_not_enforced_for_all_are_told() {
+    let upstream = Upstream::hello();
+    let tollgate =
+        gateway("limiters: { one: { rate: 1/h, sample: 12.5% }, two: { rate: 1/h } }\n", &upstream);
+    tollgate.says("one (429): ONLY FOR 12.5 % OF ITS BUCKETS");
+    tollgate.says("two (429)");
 }

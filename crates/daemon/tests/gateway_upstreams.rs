@@ -6,9 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{BINARY, OPEN};
+use crate::common::{BINARY, OPEN, begin};
 use serde_json::Value;
-use tollgate_testkit::http::Upstream;
+use tollgate_testkit::http::{Gate, Upstream};
 use tollgate_testkit::{Tollgate, free_port, wait_until};
 
 /// A server that answers with its name.
@@ -192,4 +192,60 @@ fn servers_are_looked_after_as_the_new_policy_says() {
     wait_until("by the old it is ill again", || well(&tollgate) == [false, true]);
     tollgate.write_policy(&looked_after(&[&a, &b], ""));
     wait_until("nobody asks, and so it is well", || well(&tollgate) == [true, true]);
+}
+
+/// Found by a reader: the server behind one that was away had that one's turns, too: 60, 30 and 30 of 120.
+#[test]
+fn those_that_are_left_take_turns_evenly() {
+    let servers = [named("a"), named("b"), named("c")];
+    let urls: Vec<String> = [nobody()].into_iter().chain(servers.iter().map(Upstream::url)).collect();
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &urls.join(",")]);
+    let mut client = tollgate.client();
+    // Until it is known that one of them is away.
+    assert_eq!([(); 4].map(|()| client.get("/", &[]).status), [200; 4]);
+    let before: Vec<usize> = servers.iter().map(|server| server.received().len()).collect();
+    for _ in 0..60 {
+        assert_eq!(client.get("/", &[]).status, 200);
+    }
+    let each: Vec<usize> =
+        servers.iter().zip(before).map(|(server, before)| server.received().len() - before).collect();
+    assert_eq!(each, [20; 3]);
+}
+
+/// Found by a reader: servers that were named on the command line took all that the file says of an upstream with them.
+#[test]
+fn servers_of_the_command_line_take_the_place_of_those_of_the_file_and_of_nothing_else() {
+    let (one, other) = (named("one"), Upstream::hello_through(&Gate::default()));
+    let policy = format!(
+        "gateway: {{ upstreams: {{ all: {{ servers: [{}], workers: 4 }} }} }}\n\
+         limiters: {{ busy: {{ workers: {{ source: upstreams, every: 100ms, grace: 1h, full: 1h }} }} }}\n",
+        one.url()
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &["--upstream", &other.url()]);
+    let _held = [(); 2].map(|()| begin(&tollgate, "/", &[]));
+    wait_until("it is known how busy they are", || {
+        let status: Value =
+            serde_json::from_slice(&tollgate.ask_admin("GET", "/api/status", "").body).unwrap();
+        status["limiters"][0]["utilization_percent"] == 50.0 && status["upstreams"][0]["name"] == "all"
+    });
+    assert!(one.received().is_empty());
+}
+
+/// Found by a reader: while a service hung, nothing ended, and so it seemed to be idle.
+#[test]
+fn a_service_that_hangs_is_not_idle() {
+    let gate = Gate::default();
+    let upstream = Upstream::hello_through(&gate);
+    let policy = "gateway: { timeouts: { answer: 2s } }\n\
+                  limiters: { slow: { workers: { source: { latency: 100ms }, every: 100ms, grace: 1h, full: 1h } } }\n";
+    let tollgate = crate::common::gateway(policy, &upstream);
+    let busy = || {
+        let status: Value =
+            serde_json::from_slice(&tollgate.ask_admin("GET", "/api/status", "").body).unwrap();
+        status["limiters"][0]["utilization_percent"].as_f64().unwrap_or(0.0)
+    };
+    let mut held = begin(&tollgate, "/", &[]);
+    wait_until("it is seen that nothing comes", || busy() > 100.0);
+    assert_eq!(held.read().status, 504);
+    wait_until("it is idle again", || busy() == 0.0);
 }

@@ -411,3 +411,36 @@ fn clients_of_the_door_that_do_not_come_to_an_end_are_closed_in_time() {
     }
     assert_eq!(mode(&tollgate, &[]), "enforce");
 }
+
+/// Found by a reader: silent connections with the admin door took all files from the gateway.
+#[test]
+fn a_crowd_at_the_admin_door_takes_nothing_from_the_gateway() {
+    let upstream = Upstream::hello();
+    let tollgate = crate::hostile_upstream::with_files("-n 128", OPEN, &upstream);
+    let crowd: Vec<Client> = (0..200).map_while(|_| Client::try_connect(tollgate.admin).ok()).collect();
+    assert!(crowd.len() > 100);
+    let mut clients: Vec<Client> = (0..20).map(|_| tollgate.client()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/", &[]).status, 200);
+    }
+    drop(crowd);
+    assert_eq!(tollgate.ask_admin("GET", "/livez", "").status, 200);
+    assert_eq!(tollgate.metric("tollgate_connections_not_accepted_total"), 0.0);
+}
+
+/// Found by a reader: lines that a full disk did not take were counted nowhere.
+#[test]
+fn lines_of_the_access_log_that_cannot_be_written_are_counted_and_told() {
+    let upstream = Upstream::hello();
+    let tollgate = Tollgate::start(
+        crate::common::BINARY,
+        OPEN,
+        &["--upstream", &upstream.url(), "--access-log", "/dev/full"],
+    );
+    let mut client = tollgate.client();
+    for _ in 0..50 {
+        assert_eq!(client.get("/", &[]).status, 200);
+    }
+    tollgate.comes_to("tollgate_access_log_lost_total", 50.0);
+    tollgate.says("the access log cannot be written to /dev/full");
+}

@@ -392,3 +392,22 @@ fn an_answer_that_nobody_takes_keeps_nothing_while_others_on_its_connection_go_o
     tollgate.comes_to("tollgate_upstream_requests_in_flight{upstream=\"default\"}", 1.0);
     assert!(leaves.try_recv().is_err(), "the first was let go of, too");
 }
+
+/// Found by a reader: a head over HTTP/2 that never ended was waited for as long as connections are kept that nobody uses.
+#[test]
+fn heads_that_do_not_come_to_their_end_are_not_waited_for() {
+    let upstream = Upstream::hello();
+    let policy = "limiters: {}\ngateway: { timeouts: { head: 1s, idle: 10min } }\n";
+    let tollgate = Tollgate::start(BINARY, policy, &["--upstream", &upstream.url()]);
+    let mut patient = Http2::connect(tollgate.gateway);
+    let mut slow = Http2::connect(tollgate.gateway);
+    slow.send(&Frame::new(kind::HEADERS, flag::END_STREAM, 1, block(&request("GET", "/"))));
+    let mut cut = Http2::connect(tollgate.gateway);
+    let whole = headers(1, &request("GET", "/"), true).bytes();
+    // What it says of settings later goes into the gap, and does not fill it.
+    cut.send_bytes(whole.first_chunk::<10>().unwrap());
+    for client in [&mut slow, &mut cut] {
+        assert!(client.closes(Duration::from_secs(20)).is_some());
+    }
+    assert_eq!(patient.get(1, "/").status(), 200, "who asks for nothing may stay");
+}

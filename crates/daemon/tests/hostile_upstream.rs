@@ -320,7 +320,7 @@ fn clients_that_go_away_give_their_permits_back() {
 }
 
 /// A gateway that is started with this limit of open files.
-fn with_files(ulimit: &str, policy: &str, upstream: &Upstream) -> Tollgate {
+pub(crate) fn with_files(ulimit: &str, policy: &str, upstream: &Upstream) -> Tollgate {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("tollgate-few-files-{}-{number}", std::process::id()));

@@ -274,3 +274,47 @@ limiters:
     held.truncate(1);
     assert_eq!(now(limiter.fleet_use()).unwrap()[0].used, InProgress { critical: 1, other: 0 });
 }
+
+/// Found by a reader: while a service hung nothing ended, and so its latency was nothing.
+#[test]
+fn requests_that_wait_for_an_answer_have_a_latency_too() {
+    let policy = "limiters: { w: { workers: { source: { latency: 100ms }, every: 1s } } }";
+    let (limiter, clock) = limiter(policy);
+    let sampled = || {
+        now(limiter.tend());
+        limiter.report().worker.unwrap().utilization_ppm
+    };
+    assert_eq!(sampled(), Some(0), "nobody waits");
+    let waiting = [(); 2].map(|()| limiter.admit_now(&facts("GET")).unwrap());
+    clock.advance(Duration::from_millis(100));
+    assert_eq!(sampled(), Some(800_000), "they have waited for as long as they may");
+    clock.advance(Duration::from_millis(50));
+    assert_eq!(sampled(), Some(1_200_000));
+    // What has an answer waits no more, however long its body is.
+    let [one, other] = waiting;
+    one.answered(|_| None);
+    one.answered(|_| None);
+    assert_eq!(sampled(), Some(1_200_000), "it took 150 ms");
+    drop(one);
+    clock.advance(Duration::from_millis(50));
+    assert_eq!(sampled(), Some(1_600_000), "the other one still waits");
+    // What never had one took at least so long.
+    drop(other);
+    assert_eq!(sampled(), Some(1_600_000));
+    assert_eq!(sampled(), Some(0));
+}
+
+/// Found by a reader: after a reload that wants samples more often, the next one came when the old policy would have taken it.
+#[tokio::test(start_paused = true)]
+async fn samples_are_taken_as_often_as_the_latest_policy_wants() {
+    let policy =
+        |every: &str| format!("limiters: {{ w: {{ workers: {{ source: reported, every: {every} }} }} }}");
+    let limiter = Limiter::from_policy(&policy("1h")).unwrap();
+    limiter.report_utilization(500_000);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(limiter.report().worker.unwrap().utilization_ppm, None);
+    limiter.reload_text(&policy("500ms")).unwrap();
+    limiter.report_utilization(500_000);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(limiter.report().worker.unwrap().utilization_ppm, Some(500_000));
+}

@@ -665,14 +665,12 @@ mod watched {
         let _watcher = limiter.watch_file(&path).unwrap();
         let text = of(1);
         let (first, second) = text.split_at(text.len() / 2);
-        let mut file = wait_for_failure(&limiter, || {
-            let mut file = std::fs::File::create(&path).unwrap();
-            file.write_all(first.as_bytes()).unwrap();
-            file
-        });
+        wait_for_failure(&limiter, || std::fs::write(&path, first).unwrap());
         assert!(is_at_work(&limiter, 0));
         assert!(limiter.report().reloads.error.unwrap().contains("policy.yaml:1:"));
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(second.as_bytes()).unwrap();
+        drop(file);
         wait_for_version(&limiter, 1);
         wait_for("no error", || limiter.report().reloads.error.is_none());
     }

@@ -48,6 +48,8 @@ const A: List = &[("x-api-key", "a")];
 const B: List = &[("x-api-key", "b")];
 const TWICE: List = &[("x-api-key", "a"), ("x-api-key", "z")];
 const EMPTY: List = &[("x-api-key", "")];
+const WITH_EMPTY: List = &[("x-api-key", "a"), ("x-api-key", "")];
+const SAME: List = &[("x-api-key", "a"), ("X-Api-Key", "a")];
 const ODD: List = &[("X-API-Key", "a")];
 const TEST: List = &[("x-api-key", "sk_test_1")];
 const PRO: List = &[("x-api-key", "p"), ("x-plan", "pro")];
@@ -68,16 +70,33 @@ pub const CASES: &[Case] = &[
         ],
     },
     Case {
-        name: "keys that are sent twice, or empty, or not at all, are one bucket: that of the address",
-        policy: "identify: { caller: [header: x-api-key, ip] }\ntrusted_proxies: []\nlimiters: { rate: { rate: 3/min } }",
+        name: "keys that are empty, or not there at all, are one bucket: that of the address",
+        policy: "identify: { caller: [header: x-api-key, ip] }\ntrusted_proxies: []\nlimiters: { rate: { rate: 2/min } }",
         requests: &[
-            passes(1, "GET", "/x", TWICE),
             passes(1, "GET", "/x", EMPTY),
             passes(1, "GET", "/x", &[]),
-            refused(passes(1, "GET", "/x", TWICE), 429, "rate", "20"),
-            refused(passes(1, "GET", "/x", EMPTY), 429, "rate", "20"),
+            refused(passes(1, "GET", "/x", EMPTY), 429, "rate", "30"),
             passes(1, "GET", "/x", A),
         ],
+    },
+    Case {
+        name: "who says two things of who is calling is neither, and not somebody else either",
+        policy: "identify: { caller: [header: x-api-key, query: key, ip] }\nblock: [caller: a]\ntrusted_proxies: []\n\
+                 limiters: { rate: { rate: 3/min } }",
+        requests: &[
+            refused(passes(1, "GET", "/x", A), 403, "block", ""),
+            refused(passes(1, "GET", "/x", SAME), 403, "block", ""),
+            refused(passes(1, "GET", "/x", TWICE), 400, "identify", ""),
+            refused(passes(1, "GET", "/x", WITH_EMPTY), 400, "identify", ""),
+            refused(passes(1, "GET", "/x?key=a&key=", &[]), 400, "identify", ""),
+            passes(1, "GET", "/x?key=a&key=", B),
+        ],
+    },
+    Case {
+        name: "everything dark refuses nobody for that either",
+        policy: "mode: dark\nidentify: { caller: [header: x-api-key, ip] }\ntrusted_proxies: []\n\
+                 limiters: { rate: { rate: 1/h } }",
+        requests: &[passes(3, "GET", "/x", TWICE)],
     },
     Case {
         name: "forged addresses are not believed",

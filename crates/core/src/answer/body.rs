@@ -87,6 +87,11 @@ fn push_detail(
             around("The limit ", " cannot be checked now, and nothing may pass it unchecked.");
         }
         Reason::Blocked => around("The caller is blocked by ", "."),
+        Reason::Unclear => {
+            text.push_str(
+                "The request says more than once who is calling, and not always the same. Say it once.",
+            );
+        }
     }
     if let Some(wait) = wait {
         text.push_str(" Try again in ");
@@ -258,7 +263,7 @@ fn kind_of_problem(reason: Reason) -> &'static str {
         Reason::Fleet | Reason::Worker | Reason::StoreAway => {
             "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
         }
-        Reason::Blocked => "about:blank",
+        Reason::Blocked | Reason::Unclear => "about:blank",
     }
 }
 
@@ -267,6 +272,7 @@ fn title(reason: Reason) -> &'static str {
         Reason::Rate | Reason::Concurrency => "Quota Exceeded",
         Reason::Fleet | Reason::Worker | Reason::StoreAway => "Temporary Reduced Capacity",
         Reason::Blocked => "Forbidden",
+        Reason::Unclear => "Bad Request",
     }
 }
 

@@ -150,6 +150,7 @@ pub fn grpc(refused: &Refused) -> (u32, String) {
         Reason::Rate | Reason::Concurrency => 8,
         Reason::Fleet | Reason::Worker | Reason::StoreAway => 14,
         Reason::Blocked => 7,
+        Reason::Unclear => 3,
     };
     let wait = promised(refused).map(least);
     (code, body::detail(refused, wait))
@@ -183,7 +184,7 @@ fn promised(refused: &Refused) -> Option<Nanos> {
         Reason::Fleet | Reason::Worker | Reason::StoreAway => {
             refused.retry_after.or(Some(Nanos::from_secs(1)))
         }
-        Reason::Blocked => None,
+        Reason::Blocked | Reason::Unclear => None,
     }
 }
 

@@ -79,7 +79,51 @@ impl Default for Facts<'_> {
     }
 }
 
+/// What a request says of something that it should say once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said<T> {
+    /// Nothing, or nothing that is not empty.
+    Nothing,
+    /// This, once or always the same.
+    One(T),
+    /// One thing here and another there: whichever is taken, whoever reads the request next may take the other.
+    Several,
+}
+
+impl<T: PartialEq> Said<T> {
+    /// With one thing more.
+    pub(crate) fn and(self, value: T) -> Self {
+        match self {
+            Self::Nothing => Self::One(value),
+            Self::One(before) if before == value => Self::One(before),
+            _ => Self::Several,
+        }
+    }
+
+    pub(crate) fn map<U>(self, with: impl FnOnce(T) -> U) -> Said<U> {
+        match self {
+            Self::Nothing => Said::Nothing,
+            Self::One(value) => Said::One(with(value)),
+            Self::Several => Said::Several,
+        }
+    }
+
+    pub(crate) fn one(self) -> Option<T> {
+        match self {
+            Self::One(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
 impl<'a> Facts<'a> {
+    /// What all values of a header say together. An empty one beside another says something else.
+    pub fn said(&self, name: &str) -> Said<&'a [u8]> {
+        let mut said = Said::Nothing;
+        self.headers.each(name, &mut |value| said = said.and(value.trim_ascii()));
+        if said == Said::One(b"") { Said::Nothing } else { said }
+    }
+
     /// The value of a header that came once and is not empty. One that came twice has no value: whichever were taken, a
     /// caller could choose another by adding one.
     pub fn only_header(&self, name: &str) -> Option<&'a [u8]> {

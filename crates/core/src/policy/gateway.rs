@@ -159,11 +159,14 @@ impl Default for Sizes {
 }
 
 impl Policy {
-    /// The same, but for whom requests are passed on to that are for nobody else.
+    /// The same, but for the servers to which requests are passed on that are for nobody else. Whatever else is said of those stays.
     #[must_use]
-    pub fn with_upstream(mut self, upstream: Upstream) -> Self {
-        self.gateway.upstreams.retain(|other| !other.matches.is_empty());
-        self.gateway.upstreams.push(upstream);
+    pub fn with_servers(mut self, servers: Vec<Server>) -> Self {
+        let is_for_all = |upstream: &Upstream| upstream.matches.is_empty();
+        let upstreams = &mut self.gateway.upstreams;
+        let known = upstreams.iter().find(|upstream| is_for_all(upstream)).cloned();
+        upstreams.retain(|upstream| !is_for_all(upstream));
+        upstreams.push(Upstream { servers, ..known.unwrap_or_else(|| Upstream::of("default", Vec::new())) });
         self
     }
 

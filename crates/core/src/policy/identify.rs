@@ -10,7 +10,7 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use super::plan::Request;
-use super::{Facts, Policy, address};
+use super::{Facts, Policy, Said, address};
 use crate::time::Timestamp;
 
 /// Where a name is looked for.
@@ -41,6 +41,12 @@ pub(crate) struct Identify {
 pub trait Tokens: Send + Sync {
     /// A claim of the token of a request, if there is one that is valid now.
     fn claim(&self, facts: &Facts<'_>, claim: &str, now: Timestamp) -> Option<String>;
+
+    /// Whether a request brings several tokens that are not the same: whoever reads it next may take another than we do.
+    fn has_several(&self, facts: &Facts<'_>) -> bool {
+        let _ = facts;
+        false
+    }
 }
 
 /// Believes no token.
@@ -62,6 +68,8 @@ pub(crate) struct Caller<'f> {
     sent: Option<&'f [u8]>,
     /// Which of the policy's sources it is known by.
     source: Option<usize>,
+    /// Whether a source that goes before that one says several things.
+    pub(crate) is_unclear: bool,
 }
 
 #[derive(Clone)]
@@ -165,16 +173,23 @@ impl Source {
         [kind, a, b, c]
     }
 
-    fn find<'f>(&self, facts: &Facts<'f>, tokens: &dyn Tokens, now: Timestamp) -> Option<Cow<'f, [u8]>> {
-        match self {
-            Self::Header(name) => facts.only_header(name).map(|value| usual(name, value)),
+    fn find<'f>(&self, facts: &Facts<'f>, tokens: &dyn Tokens, now: Timestamp) -> Said<Cow<'f, [u8]>> {
+        let one = |value: Option<Cow<'f, [u8]>>| value.map_or(Said::Nothing, Said::One);
+        let said = match self {
+            Self::Header(name) => facts.said(name).map(|value| usual(name, value)),
             Self::Cookie(name) => cookie(facts, name).map(|value| decoded(value, false)),
             Self::Query(name) => query(facts.query, name),
-            Self::Jwt(claim) => tokens.claim(facts, claim, now).map(|claim| Cow::Owned(claim.into_bytes())),
-            Self::TlsClient => facts.tls_client.map(|name| Cow::Borrowed(name.as_bytes())),
-            Self::Ip | Self::Table => None,
+            Self::Jwt(_) if tokens.has_several(facts) => Said::Several,
+            Self::Jwt(claim) => {
+                one(tokens.claim(facts, claim, now).map(|claim| Cow::Owned(claim.into_bytes())))
+            }
+            Self::TlsClient => one(facts.tls_client.map(|name| Cow::Borrowed(name.as_bytes()))),
+            Self::Ip | Self::Table => Said::Nothing,
+        };
+        match said {
+            Said::One(value) if value.is_empty() => Said::Nothing,
+            said => said,
         }
-        .filter(|value| !value.is_empty())
     }
 }
 
@@ -182,8 +197,8 @@ impl Source {
     /// What [`find`](Self::find) has spelled otherwise.
     fn as_sent<'f>(&self, facts: &Facts<'f>) -> Option<&'f [u8]> {
         match self {
-            Self::Header(name) => facts.only_header(name),
-            Self::Cookie(name) => cookie(facts, name),
+            Self::Header(name) => facts.said(name).one(),
+            Self::Cookie(name) => cookie(facts, name).one(),
             _ => None,
         }
     }
@@ -198,20 +213,26 @@ pub(crate) fn caller_of<'f>(
 ) -> Caller<'f> {
     if let Some(given) = facts.caller.filter(|given| !given.is_empty()) {
         let value = Value::Text(Cow::Borrowed(given.as_bytes()));
-        return Caller { tag: GIVEN, value, sent: None, source: None };
+        return Caller { tag: GIVEN, value, sent: None, source: None, is_unclear: false };
     }
+    let mut is_unclear = false;
     for (at, (source, tag)) in identify.caller.iter().enumerate() {
         if *source == Source::Ip {
             let Some(address) = address else { continue };
             let octets = octets(address::subject(address, identify.v6_prefix));
-            return Caller { tag: *tag, value: Value::Address(octets), sent: None, source: Some(at) };
+            let value = Value::Address(octets);
+            return Caller { tag: *tag, value, sent: None, source: Some(at), is_unclear };
         }
-        if let Some(value) = source.find(facts, tokens, now) {
-            let sent = if matches!(value, Cow::Owned(_)) { source.as_sent(facts) } else { None };
-            return Caller { tag: *tag, value: Value::Text(value), sent, source: Some(at) };
+        match source.find(facts, tokens, now) {
+            Said::One(value) => {
+                let sent = if matches!(value, Cow::Owned(_)) { source.as_sent(facts) } else { None };
+                return Caller { tag: *tag, value: Value::Text(value), sent, source: Some(at), is_unclear };
+            }
+            Said::Several => is_unclear = true,
+            Said::Nothing => {}
         }
     }
-    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")), sent: None, source: None }
+    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")), sent: None, source: None, is_unclear }
 }
 
 /// The caller's plan: the first name that is one, or else the default.
@@ -237,7 +258,7 @@ pub(crate) fn plan_of(
         let plan = match source {
             Source::Table => policy.table.plan_of(caller),
             Source::Header(_) | Source::Cookie(_) | Source::Query(_) if !is_ours => None,
-            _ => source.find(facts, tokens, now).and_then(|name| named(&name)),
+            _ => source.find(facts, tokens, now).one().and_then(|name| named(&name)),
         };
         if plan.is_some() {
             return plan;
@@ -253,19 +274,19 @@ fn octets(address: IpAddr) -> SmallVec<[u8; 16]> {
     }
 }
 
-/// A cookie that came once. Servers take it with or without quotes, and with spaces around its name: so it is the same here.
-fn cookie<'f>(facts: &Facts<'f>, name: &str) -> Option<&'f [u8]> {
-    let (mut only, mut count) = (None, 0);
+/// A cookie. Servers take it with or without quotes, and with spaces around its name: so it is the same here.
+fn cookie<'f>(facts: &Facts<'f>, name: &str) -> Said<&'f [u8]> {
+    let mut said = Said::Nothing;
     facts.headers.each("cookie", &mut |line| {
         for pair in line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii) {
             let Some(rest) = pair.strip_prefix(name.as_bytes()) else { continue };
             if let Some(value) = rest.trim_ascii_start().strip_prefix(b"=").map(<[u8]>::trim_ascii) {
                 let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
-                (only, count) = (Some(bare.unwrap_or(value)), count + 1);
+                said = said.and(bare.unwrap_or(value));
             }
         }
     });
-    only.filter(|_| count == 1)
+    said
 }
 
 /// A value of a header as it is usually spelled.
@@ -293,19 +314,16 @@ fn credentials(value: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned([&scheme, &b" "[..], token].concat())
 }
 
-/// A parameter that came once, decoded: one that is spelled otherwise is still the same.
-fn query<'f>(query: &'f str, name: &str) -> Option<Cow<'f, [u8]>> {
-    let mut only = None;
+/// A parameter, decoded: one that is spelled otherwise is still the same.
+fn query<'f>(query: &'f str, name: &str) -> Said<Cow<'f, [u8]>> {
+    let mut said = Said::Nothing;
     for pair in query.split('&') {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         if *decoded(key.as_bytes(), true) == *name.as_bytes() {
-            if only.is_some() {
-                return None;
-            }
-            only = Some(trimmed(decoded(value.as_bytes(), true)));
+            said = said.and(trimmed(decoded(value.as_bytes(), true)));
         }
     }
-    only
+    said
 }
 
 /// Without spaces around it, as values of headers are.
@@ -359,7 +377,7 @@ mod tests {
             let headers = [("cookie", line)];
             let facts = Facts { headers: &headers, ..Facts::default() };
             let source = Source::Cookie("session".to_owned());
-            source.find(&facts, &NoTokens, Timestamp::ZERO).map(|value| value.into_owned())
+            source.find(&facts, &NoTokens, Timestamp::ZERO).one().map(|value| value.into_owned())
         };
         for spelled in ["session=a+c", "session=%61+c", "session=\"a+%63\""] {
             assert_eq!(found(spelled).unwrap(), b"a+c", "{spelled}");
@@ -393,20 +411,27 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_or_parameter_that_comes_twice_is_none() {
+    fn a_cookie_or_parameter_that_says_two_things_says_neither() {
         let headers = [("cookie", "a=1; session=x"), ("Cookie", "b=2")];
         let facts = Facts { headers: &headers, ..Facts::default() };
-        assert_eq!(cookie(&facts, "session"), Some(&b"x"[..]));
-        assert_eq!(cookie(&facts, "sess"), None);
+        assert_eq!(cookie(&facts, "session"), Said::One(&b"x"[..]));
+        assert_eq!(cookie(&facts, "sess"), Said::Nothing);
         for line in ["session=\"x\"", "session = x", "a=1;session= x ;b"] {
             let headers = [("cookie", line)];
-            assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), Some(&b"x"[..]), "{line}");
+            let said = cookie(&Facts { headers: &headers, ..facts }, "session");
+            assert_eq!(said, Said::One(&b"x"[..]), "{line}");
         }
-        let headers = [("cookie", "session=x"), ("cookie", "session=y")];
-        assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), None);
-        assert_eq!(query("a=1&key=x", "key").unwrap(), Cow::Borrowed(b"x"));
-        assert_eq!(query("key=x&key=y", "key"), None);
-        assert_eq!(query("key=+x%20", "key").unwrap().as_ref(), b"x");
-        assert_eq!(query("k%65y=%78+%zz", "key").unwrap().as_ref(), b"x %zz");
+        for (other, said) in [("y", Said::Several), ("", Said::Several), ("x", Said::One(&b"x"[..]))] {
+            let other = format!("session={other}");
+            let headers = [("cookie", "session=x"), ("cookie", &*other)];
+            assert_eq!(cookie(&Facts { headers: &headers, ..facts }, "session"), said, "{other}");
+        }
+        let one = |value: &'static [u8]| Said::One(Cow::Borrowed(value));
+        assert_eq!(query("a=1&key=x", "key"), one(b"x"));
+        assert_eq!(query("key=x&key=y", "key"), Said::Several);
+        assert_eq!(query("key=x&key=", "key"), Said::Several);
+        assert_eq!(query("key=x&k%65y=%78", "key"), one(b"x"), "the same is one");
+        assert_eq!(query("key=+x%20", "key"), one(b"x"));
+        assert_eq!(query("k%65y=%78+%zz", "key"), one(b"x %zz"));
     }
 }

@@ -56,7 +56,7 @@ use crate::store::OnFailure;
 use crate::time::Nanos;
 use crate::worker::{Source, WorkerSettings};
 
-pub use facts::{Facts, Headers};
+pub use facts::{Facts, Headers, Said};
 pub use gateway::{
     Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, address_in_url, parse_address,
     parse_server,

@@ -54,12 +54,22 @@ pub enum Listed {
     Allowed,
     /// It does not pass.
     Blocked,
+    /// On none that is known, because the request says several things of who is calling. It does not pass either: whoever
+    /// reads it next may take it for somebody else.
+    Unclear,
+}
+
+impl Listed {
+    /// Whether it does not pass.
+    pub fn is_out(self) -> bool {
+        matches!(self, Self::Blocked | Self::Unclear)
+    }
 }
 
 /// What a policy says of one request.
 #[derive(Clone)]
 pub struct Planned {
-    /// Whether it is on a list. Then it is charged to nothing; of one that is blocked nothing else is said.
+    /// Whether it is on a list. Then it is charged to nothing; of one that does not pass nothing else is said.
     pub listed: Listed,
     /// Its class, by its place among [`Policy::classes`].
     pub class: usize,
@@ -112,7 +122,8 @@ impl Policy {
         self.planned(facts, tokens, now, false)
     }
 
-    /// The same, where nobody is refused for being on the block list: who is has to go on like everybody else.
+    /// The same, where nobody is refused for who is calling: who would be has to go on like everybody else. Of several things that
+    /// are said of it none counts.
     pub fn plan_unblocked(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
         self.planned(facts, tokens, now, true)
     }
@@ -124,14 +135,17 @@ impl Policy {
         let mut request = Request::new(facts, address);
         request.header = caller.header(&self.identify);
         let mut planned = Planned {
-            listed: self.listed(&caller, address),
+            listed: match self.listed(&caller, address) {
+                Listed::No | Listed::Allowed if caller.is_unclear => Listed::Unclear,
+                listed => listed,
+            },
             class: 0,
             plan: None,
             is_nobody: caller.is_nobody(),
             charged: SmallVec::new(),
             keys: SmallVec::new(),
         };
-        if planned.listed == Listed::Blocked && !goes_on {
+        if planned.listed.is_out() && !goes_on {
             return planned;
         }
         let overridden = if self.overrides.is_empty() {
@@ -241,6 +255,11 @@ impl Limiter {
         self.matches.iter().any(|condition| condition.holds(request))
     }
 
+    /// The share of its buckets for which it is enforced, in percent, where that is not all of them.
+    pub fn sample_percent(&self) -> Option<f64> {
+        (self.sample_ppm < 1_000_000).then_some(self.sample_ppm as f64 / 1e4)
+    }
+
     /// Whether what a request costs is only known afterwards.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self.cost, Cost::Settled { .. })
@@ -315,7 +334,7 @@ impl Limiter {
                 }
                 Part::Method => put(6, request.facts.method.to_ascii_uppercase().as_bytes()),
                 Part::Host => put(7, &host_name(request.facts.host).to_ascii_lowercase()),
-                Part::Header(name) => match request.facts.only_header(name) {
+                Part::Header(name) => match request.facts.said(name).one() {
                     Some(value) => put(8, &usual(name, value)),
                     None => put(9, b""),
                 },

@@ -64,10 +64,12 @@ fn shape(of: Shape) -> Value {
         // YAML makes numbers and truth values of some words; names may look like that.
         Shape::Text => json!({ "type": ["string", "number", "boolean"] }),
         Shape::Words(words) => {
-            // `off` is a truth value to older editors.
+            // Some words are truth values to editors.
             let mut words: Vec<Value> = words.iter().map(|word| json!(word)).collect();
-            if words.contains(&json!("off")) {
-                words.push(json!(false));
+            for (word, truth) in [("off", false), ("true", true)] {
+                if words.contains(&json!(word)) {
+                    words.push(json!(truth));
+                }
             }
             json!({ "enum": words })
         }

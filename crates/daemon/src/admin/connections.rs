@@ -8,12 +8,16 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
+use crate::files;
 use crate::gateway::Shared;
 
 /// Serves until the process ends.
 pub(super) async fn serve(listener: TcpListener, router: Router, gateway: Arc<Shared>) {
+    let room = Arc::new(Semaphore::new(files::for_admin(files::raise_limit())));
     loop {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             // No more files, or no memory: that passes.
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -24,6 +28,9 @@ pub(super) async fn serve(listener: TcpListener, router: Router, gateway: Arc<Sh
             .timer(TokioTimer::new())
             .header_read_timeout(patience)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
-        tokio::spawn(connection);
+        tokio::spawn(async move {
+            let _ = connection.await;
+            drop(place);
+        });
     }
 }

@@ -267,6 +267,12 @@ impl Snapshot {
         )?;
         counters(
             encoder,
+            "unclear_callers",
+            "Requests that said several things of who is calling: refused with 400, unless the mode of everything is dark",
+            &of(totals.unclear),
+        )?;
+        counters(
+            encoder,
             "store_errors",
             "Requests that passed because the store had an error that no limit has an answer for: an outage is none, see degraded decisions",
             &of(totals.store_errors),

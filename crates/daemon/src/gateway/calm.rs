@@ -1,5 +1,6 @@
 //! Bounds what a client may say over HTTP/2 that asks for nothing: SETTINGS, PING and the like, each of which costs it less
-//! than us. h2 bounds streams that are reset and heads without end, but answers these for as long as they come.
+//! than us. h2 bounds streams that are reset and heads without end, but answers these for as long as they come. And takes note of
+//! heads that do not come to their end.
 
 use std::io;
 use std::pin::Pin;
@@ -22,6 +23,11 @@ const FOR_BYTES: u64 = 256;
 const PREFACE: u64 = 24;
 const HEAD: usize = 9;
 
+/// Kinds of frames that are parts of heads, and the flag of the last of them.
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
 /// A connection over HTTP/2 that is closed when it chatters.
 pub(super) struct Calm<T> {
     inner: T,
@@ -30,6 +36,8 @@ pub(super) struct Calm<T> {
     /// The head of a frame, as far as it has come.
     head: [u8; HEAD],
     known: usize,
+    /// Whether a head ends with this frame.
+    ends_head: bool,
     /// Frames that are left.
     left: u64,
     since: Instant,
@@ -40,8 +48,18 @@ pub(super) struct Calm<T> {
 
 impl<T> Calm<T> {
     pub(super) fn new(inner: T, doing: Arc<Doing>) -> Self {
-        let since = Instant::now();
-        Self { inner, until_frame: PREFACE, head: [0; HEAD], known: 0, left: BURST, since, sent: 0, doing }
+        doing.begins_head();
+        Self {
+            inner,
+            until_frame: PREFACE,
+            head: [0; HEAD],
+            known: 0,
+            ends_head: true,
+            left: BURST,
+            since: Instant::now(),
+            sent: 0,
+            doing,
+        }
     }
 
     fn has_sent(&mut self, bytes: usize) {
@@ -56,6 +74,7 @@ impl<T> Calm<T> {
                 let some = bytes.len().min(usize::try_from(self.until_frame).unwrap_or(usize::MAX));
                 self.until_frame -= some as u64;
                 bytes = bytes.get(some..).unwrap_or_default();
+                self.may_have_ended_head();
                 continue;
             }
             if let Some(byte) = self.head.get_mut(self.known) {
@@ -67,12 +86,24 @@ impl<T> Calm<T> {
                 self.known = 0;
                 let [a, b, c, kind, flags, ..] = self.head;
                 self.until_frame = u64::from(u32::from_be_bytes([0, a, b, c]));
+                if matches!(kind, HEADERS | CONTINUATION) {
+                    self.doing.begins_head();
+                    self.ends_head = flags & END_HEADERS != 0;
+                    self.may_have_ended_head();
+                }
                 if asks_for_nothing(kind, flags, self.until_frame) && !self.takes_one() {
                     return false;
                 }
             }
         }
         true
+    }
+
+    fn may_have_ended_head(&mut self) {
+        // Only what is here as a whole has.
+        if self.until_frame == 0 && std::mem::take(&mut self.ends_head) {
+            self.doing.ends_head();
+        }
     }
 
     fn takes_one(&mut self) -> bool {
@@ -175,6 +206,29 @@ mod tests {
         }
         assert!(!is_calm_after(&frame(0, 0).repeat(6_000), 100), "empty pieces of bodies");
         assert!(!is_calm_after(&frame(77, 3).repeat(6_000), 100), "what nobody knows");
+    }
+
+    #[test]
+    fn heads_are_on_their_way_until_their_last_byte_is_here() {
+        let with = |flags: u8, mut frame: Vec<u8>| {
+            if let Some(place) = frame.get_mut(4) {
+                *place = flags;
+            }
+            frame
+        };
+        let doing = Arc::<Doing>::default();
+        let mut calm = Calm::new(tokio::io::empty(), Arc::clone(&doing));
+        let is_late = || doing.is_late_at_all();
+        assert!(is_late(), "what a client says first");
+        assert!(calm.is_calm(&[b'P'; PREFACE as usize]) && !is_late());
+        assert!(calm.is_calm(&frame(4, 6)) && !is_late(), "settings are no head");
+        let whole = with(END_HEADERS, frame(HEADERS, 20));
+        let (first, rest) = whole.split_at(HEAD + 3);
+        assert!(calm.is_calm(first) && is_late(), "a part of one");
+        assert!(calm.is_calm(rest) && !is_late());
+        assert!(calm.is_calm(&frame(HEADERS, 20)) && is_late(), "more follows");
+        assert!(calm.is_calm(&frame(CONTINUATION, 0)) && is_late());
+        assert!(calm.is_calm(&with(END_HEADERS, frame(CONTINUATION, 0))) && !is_late());
     }
 
     #[test]

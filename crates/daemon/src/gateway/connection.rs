@@ -27,6 +27,7 @@ use super::fields;
 use super::http1::{self, Ended, Stream, Wire};
 use super::proxy_protocol::{self, Header};
 use super::request::{self, Answering};
+use super::site::Times;
 use super::stream::Rewound;
 use super::{MOMENT, Shared, Worker};
 use crate::seldom::Seldom;
@@ -35,6 +36,8 @@ use crate::seldom::Seldom;
 pub(super) struct Connection {
     /// Who is at the other end, or who they say they speak for if they are one of our proxies.
     pub(super) peer: SocketAddr,
+    /// Whether the peer is a proxy that has not said for whom it speaks: then nothing of what comes is its own word.
+    pub(super) is_nobodys: bool,
     /// Its address as a field has it.
     pub(super) peer_value: HeaderValue,
     pub(super) is_tls: bool,
@@ -69,11 +72,11 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     if !matches!(timeout(head, speaks(&mut stream, &shared)).await, Ok(true)) {
         return;
     }
-    let mut peer = peer;
+    let (mut peer, mut is_nobodys) = (peer, false);
     if site.policy.gateway().proxy_protocol && site.policy.trusts(peer.ip()) {
         match timeout(head, announced(&mut stream)).await {
             Ok(Some(Some(client))) => peer = client,
-            Ok(Some(None)) => {}
+            Ok(Some(None)) => is_nobodys = true,
             _ => {
                 static TOLD: Seldom = Seldom::new();
                 if TOLD.is_due() {
@@ -88,7 +91,7 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     }
     let peer_value = fields::address_value(peer.ip());
     let mut connection =
-        Connection { peer, peer_value, is_tls: false, tls_client: None, doing: Arc::default() };
+        Connection { peer, peer_value, is_nobodys, is_tls: false, tls_client: None, doing: Arc::default() };
     let Some(acceptor) = shared.tls.load_full() else {
         return begin(worker, stream, connection, head).await;
     };
@@ -295,7 +298,8 @@ where
         .keep_alive_timeout(site.times.head)
         .serve_connection(TokioIo::new(Calm::new(stream, Arc::clone(&doing))), edge);
     let mut served = pin!(served);
-    let tick_every = TICK.min(site.times.idle).min(site.times.body).min(site.times.whole.unwrap_or(TICK));
+    let Times { head, body, idle, whole, .. } = site.times;
+    let tick_every = TICK.min(idle).min(head).min(body).min(whole.unwrap_or(TICK));
     let mut tick = pin!(tokio::time::sleep(tick_every));
     // Who has come since clients were told to go elsewhere stays until the end.
     let (notice, drain) = (&worker.shared.notice, &worker.shared.drain);
@@ -322,6 +326,10 @@ where
                 tick.as_mut().reset(Instant::now() + LAST_CALL);
             }
             () = tick.as_mut() => {
+                if doing.is_head_late(head) {
+                    worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
                 let is_stuck = doing.is_stuck(&site.times);
                 if is_stuck {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);

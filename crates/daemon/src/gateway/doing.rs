@@ -19,6 +19,9 @@ pub(super) struct Doing {
     pub(super) served: AtomicU64,
     /// Bytes that were sent over HTTP/2, of whichever request: what it has been given of an answer it may send for long.
     pub(super) sent: AtomicU64,
+    /// Since when the head of a request is on its way over HTTP/2: milliseconds from the beginning of the connection, and one. 0: none
+    /// is.
+    heading: AtomicU64,
     /// Answers that come in many pieces.
     streaming: Mutex<Vec<Arc<Progress>>>,
     /// What the last request has waited with, for the next.
@@ -32,6 +35,7 @@ impl Default for Doing {
             requests: AtomicU32::new(0),
             served: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            heading: AtomicU64::new(0),
             streaming: Mutex::default(),
             alarm: Mutex::default(),
             begun: Instant::now(),
@@ -133,6 +137,28 @@ impl Drop for Streaming {
 }
 
 impl Doing {
+    /// The head of a request begins, unless it has.
+    pub(super) fn begins_head(&self) {
+        let _ = self.heading.compare_exchange(0, self.now(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    pub(super) fn ends_head(&self) {
+        self.heading.store(0, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_late_at_all(&self) -> bool {
+        self.heading.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a head has not come in this time.
+    pub(super) fn is_head_late(&self, patience: Duration) -> bool {
+        match self.heading.load(Ordering::Relaxed) {
+            0 => false,
+            since => Duration::from_millis(self.now().saturating_sub(since)) > patience,
+        }
+    }
+
     /// An alarm that is perhaps set already, for as long as a request waits.
     pub(super) fn alarm(&self) -> Watching<'_> {
         Watching { alarm: std::mem::take(&mut *self.alarm.lock()), doing: self }

@@ -80,18 +80,20 @@ impl Upstream {
         self.servers.iter().map(|server| server.close_idle()).sum()
     }
 
-    /// Whose turn it is: the next one that is well, or the next one if none is.
+    /// Whose turn it is, of those that are well, or of all if none is.
     fn pick(&self, tried: usize) -> Option<usize> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
         let count = self.servers.len();
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut turns = (0..count).map(|turn| first.wrapping_add(turn) % count);
         if count > 1 && tried < count {
-            let is_well = |at: &usize| self.servers.get(*at).is_some_and(|server| server.is_well());
-            if let Some(at) = turns.clone().find(is_well) {
-                return Some(at);
+            // Only those take turns: else the one behind a server that is away would have that one's turns, too.
+            let well =
+                || (0..count).filter(|at| self.servers.get(*at).is_some_and(|server| server.is_well()));
+            let at = turn.checked_rem(well().count()).and_then(|turn| well().nth(turn));
+            if at.is_some() {
+                return at;
             }
         }
-        turns.next()
+        turn.checked_rem(count)
     }
 }
 

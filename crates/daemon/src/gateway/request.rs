@@ -181,7 +181,7 @@ impl Asked {
         let origin = Origin {
             peer,
             peer_value: &connection.peer_value,
-            is_trusted: site.policy.trusts(peer),
+            is_trusted: !connection.is_nobodys && site.policy.trusts(peer),
             client,
             is_tls: connection.is_tls,
             is_http1,
@@ -295,7 +295,7 @@ fn facts_of<'r>(
         path: uri.path(),
         query: uri.query().unwrap_or_default(),
         host: host_of(uri, headers.0),
-        peer: Some(connection.peer.ip()),
+        peer: (!connection.is_nobodys).then(|| connection.peer.ip()),
         tls_client: connection.tls_client.as_deref(),
         headers,
         ..Facts::default()
@@ -511,7 +511,7 @@ fn target_of(uri: Uri) -> Uri {
         return uri;
     }
     let target = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    if target.as_str().starts_with('/') {
+    if target.as_str().starts_with('/') || target == "*" {
         return Uri::from(target);
     }
     PathAndQuery::try_from(format!("/{}", target.as_str())).map(Uri::from).unwrap_or_default()

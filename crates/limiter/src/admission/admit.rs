@@ -89,16 +89,22 @@ impl<S: Store + 'static> Shared<S> {
                 self.counts.allowed_by_list.add();
                 return Ok(Permit::new(self, Some(Box::new(self.held(running, planned, now)))));
             }
-            Listed::Blocked => {
+            listed @ (Listed::Blocked | Listed::Unclear) => {
+                let is_unclear = listed == Listed::Unclear;
                 match running.mode_of_all() {
+                    Mode::Enforce if is_unclear => {
+                        self.counts.unclear.add();
+                        return Err(Refusal::new(unclear(), running, now, self.draw()));
+                    }
                     Mode::Enforce => {
                         self.counts.blocked_by_list.add();
                         return Err(Refusal::new(blocked(), running, now, self.draw()));
                     }
+                    Mode::Dark if is_unclear => self.counts.unclear.add(),
                     Mode::Dark => self.counts.would_block_by_list.add(),
                     Mode::Off => {}
                 }
-                // Nobody is refused, so who is blocked goes on to the limiters as everybody does.
+                // Nobody is refused, so who would be goes on to the limiters as everybody does.
                 planned = running.policy.plan_unblocked(facts, tokens, now);
             }
         }
@@ -453,6 +459,15 @@ struct Exceeded<'h> {
 
 fn blocked() -> Refused {
     Refused { reason: Reason::Blocked, limiter: Arc::from("block"), retry_after: None, exceeded: Vec::new() }
+}
+
+fn unclear() -> Refused {
+    Refused {
+        reason: Reason::Unclear,
+        limiter: Arc::from("identify"),
+        retry_after: None,
+        exceeded: Vec::new(),
+    }
 }
 
 fn shed(running: &Running) -> Refused {

@@ -96,6 +96,9 @@ counted! {
         blocked_by_list,
         /// Those that would have been, had the mode of everything not been dark. They went on to the limiters.
         would_block_by_list,
+        /// Those that said several things of who is calling. They were refused, or went on to the limiters as if they had said
+        /// nothing, where the mode of everything is dark.
+        unclear,
         /// Those that passed because the store had an error, and nothing could be decided.
         store_errors,
         /// Those that passed because limiter code panicked. Each is a bug: please report it.

@@ -98,15 +98,24 @@ pub(super) async fn renew<S: Store + 'static>(shared: Weak<Shared<S>>) {
 
 /// Takes samples of utilization for as long as anybody can ask.
 pub(super) async fn sample<S: Store + 'static>(shared: Weak<Shared<S>>) {
+    /// How often it is looked whether another policy wants them more often.
+    const TICK: Duration = Duration::from_secs(1);
+    let mut waited = Duration::ZERO;
     loop {
-        let every = match shared.upgrade() {
+        let every: Duration = match shared.upgrade() {
             Some(shared) => {
                 let worker = shared.running.load().worker.as_ref().map(Arc::clone);
-                worker.map_or(Duration::from_secs(1), |worker| worker.policy.every.into())
+                worker.map_or(TICK, |worker| worker.policy.every.into())
             }
             None => return,
         };
-        tokio::time::sleep(every).await;
+        let wait = every.saturating_sub(waited).min(TICK);
+        tokio::time::sleep(wait).await;
+        waited += wait;
+        if waited < every {
+            continue;
+        }
+        waited = Duration::ZERO;
         let Some(shared) = shared.upgrade() else { return };
         shared.sample();
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -38,6 +38,8 @@ pub struct Permit<S: Store + 'static = MemoryStore> {
     shared: Arc<Shared<S>>,
     /// Nothing, if nobody was asked.
     held: Option<Box<Held>>,
+    /// Whether the answer has begun, where it matters how long that takes.
+    is_answered: AtomicBool,
 }
 
 /// What is known of a request that passed.
@@ -208,7 +210,21 @@ impl<S: Store + 'static> Permit<S> {
 
     pub(super) fn new(shared: &Arc<Shared<S>>, held: Option<Box<Held>>) -> Self {
         shared.in_flight.fetch_add(1, Ordering::AcqRel);
-        Self { shared: Arc::clone(shared), held }
+        if let Some(held) = &held
+            && let Some(worker) = &held.running.worker
+        {
+            worker.gauge.begin(held.taken_at);
+        }
+        Self { shared: Arc::clone(shared), held, is_answered: AtomicBool::new(false) }
+    }
+
+    /// The answer has begun, or there will be none.
+    fn waits_no_more(&self, held: &Held, now: impl FnOnce() -> Timestamp) {
+        if let Some(worker) = held.running.worker.as_ref().filter(|worker| worker.gauge.is_of_latency())
+            && !self.is_answered.swap(true, Ordering::AcqRel)
+        {
+            worker.gauge.end(held.taken_at, now());
+        }
     }
 
     pub(super) fn held_mut(&mut self) -> Option<&mut Held> {
@@ -263,14 +279,15 @@ impl<S: Store + 'static> Permit<S> {
         add_told(fields, style, &held.told(), seconds);
     }
 
-    /// The answer has begun: what is told by its headers is taken note of. `header` finds one by its name.
+    /// The answer has begun: how long that took, and what is told by its headers, is taken note of. `header` finds one by its name. Of a
+    /// permit that is dropped without it, that is when the answer came.
     pub fn answered<'h>(&self, header: impl Fn(&str) -> Option<&'h [u8]>) {
         let Some(held) = &self.held else { return };
         // Only then does anybody look at the clock.
         if let Some(worker) = held.running.worker.as_ref().filter(|worker| worker.gauge.is_told_by_answers())
         {
             let now = self.shared.clock.now();
-            worker.gauge.record_latency(now.since(held.taken_at));
+            self.waits_no_more(held, || now);
             worker.hears(&header, now);
         }
         if let Some(bill) = &held.bill {
@@ -299,6 +316,7 @@ impl<S: Store + 'static> Drop for Permit<S> {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
         let Some(held) = self.held.take() else { return };
+        self.waits_no_more(&held, || self.shared.clock.now());
         if let Some(dark) = &held.dark {
             dark.end(&self.shared, held.lease);
         }

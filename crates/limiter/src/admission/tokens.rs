@@ -15,7 +15,7 @@ use ring::digest::{SHA256, digest};
 use ring::hmac;
 use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
-use tollgate_core::policy::{Facts, Jwt, Tokens};
+use tollgate_core::policy::{Facts, Jwt, Said, Tokens};
 use tollgate_core::{Nanos, Timestamp};
 
 use super::file::contents;
@@ -168,6 +168,10 @@ impl Tokens for JwtTokens {
         let token = self.token(facts)?;
         let verified = self.known.get_or(token, now, || self.verified(token))?;
         verified.is_valid(now).then(|| verified.claim(claim)).flatten()
+    }
+
+    fn has_several(&self, facts: &Facts<'_>) -> bool {
+        facts.said(&self.header) == Said::Several
     }
 }
 

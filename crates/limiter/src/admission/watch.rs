@@ -19,8 +19,9 @@ use super::{Limiter, Shared};
 
 /// A file is written in several steps: this long after the first of them, or after it was closed, it is read.
 const SETTLES: Duration = Duration::from_millis(100);
-/// For so long whoever has begun to write it may take to close it.
-const WRITTEN: Duration = Duration::from_secs(2);
+/// For so long after what was last written whoever has begun to write it may take to close it: where that is told, a minute, for
+/// those who never do.
+const WRITTEN: Duration = Duration::from_secs(if cfg!(target_os = "linux") { 60 } else { 2 });
 /// How often the file is looked at, whatever the system tells: not every change is told (network drives, some mounts).
 const AT_LEAST: Duration = Duration::from_secs(30);
 /// The same where the system tells nothing: it has no more watches, or the folder is not there.
@@ -60,15 +61,16 @@ struct Bell {
 #[derive(Default)]
 struct Rung {
     changed: bool,
-    /// Whether somebody is still writing, as far as is known.
+    /// Whether somebody is still writing, as far as is known, and how often there was something to tell.
     is_written: bool,
+    told: u64,
     stop: bool,
 }
 
 impl Bell {
     fn changed(&self, is_written: bool) {
         let mut rung = self.rung.lock();
-        (rung.changed, rung.is_written) = (true, is_written);
+        (rung.changed, rung.is_written, rung.told) = (true, is_written, rung.told.wrapping_add(1));
         drop(rung);
         self.heard.notify_all();
     }
@@ -78,7 +80,13 @@ impl Bell {
         let mut rung = self.rung.lock();
         self.heard.wait_while_for(&mut rung, |rung| !rung.changed && !rung.stop, at_most);
         if rung.changed {
-            self.heard.wait_while_for(&mut rung, |rung| rung.is_written && !rung.stop, WRITTEN);
+            while rung.is_written && !rung.stop {
+                let told = rung.told;
+                let goes_on = |rung: &mut Rung| rung.is_written && rung.told == told && !rung.stop;
+                if self.heard.wait_while_for(&mut rung, goes_on, WRITTEN).timed_out() {
+                    break;
+                }
+            }
             self.heard.wait_while_for(&mut rung, |rung| !rung.stop, SETTLES);
         }
         // What changes from here on is seen by the next look.
@@ -405,5 +413,8 @@ mod tests {
         bell.changed(true);
         bell.changed(false);
         assert!(bell.wait(Duration::MAX), "it is heard once it is closed");
+        // And who takes more than two seconds for it is waited for as well.
+        #[cfg(target_os = "linux")]
+        assert!(WRITTEN > Duration::from_secs(30));
     }
 }

@@ -4,8 +4,7 @@
 //! [`WorkerShedder::record_ppm`](crate::WorkerShedder::record_ppm). It speaks in parts per million: 1 000 000 is
 //! fully busy, and more is legal.
 //!
-//! A gauge that does not know says `None`. Then nothing is recorded: the shedder stays where it is until the next
-//! sample that is known.
+//! A gauge that does not know says `None`. Then 0 is recorded: what is not known is not too much, and what was shed comes back.
 //!
 //! ```
 //! use tollgate::utilization::{Gauge, Source};
@@ -16,9 +15,7 @@
 //! let gauge = Gauge::new(Source::InFlight { workers: 16 });
 //!
 //! let (in_flight, now) = (13, clock.now());
-//! if let Some(ppm) = gauge.sample(in_flight, now) {
-//!     shedder.record_ppm(ppm, Some(now));
-//! }
+//! shedder.record_ppm(gauge.sample(in_flight, now).unwrap_or(0), Some(now));
 //! # Ok::<_, tollgate::LimitError>(())
 //! ```
 
@@ -130,7 +127,30 @@ impl Gauge {
         }
     }
 
+    /// A request begins that waits for an answer. It does nothing unless the source is [`Source::Latency`].
+    #[inline]
+    pub(crate) fn begin(&self, now: Timestamp) {
+        if let Source::Latency { .. } = self.source {
+            self.latencies.begin(now);
+        }
+    }
+
+    /// One that has begun has its answer, or will never have one.
+    #[inline]
+    pub(crate) fn end(&self, begun: Timestamp, now: Timestamp) {
+        if let Source::Latency { .. } = self.source {
+            self.latencies.end(begun, now);
+        }
+    }
+
+    /// Whether it matters how long answers take.
+    #[inline]
+    pub(crate) fn is_of_latency(&self) -> bool {
+        matches!(self.source, Source::Latency { .. })
+    }
+
     /// Whether answers tell it anything: how long they took, or what their headers say.
+    #[inline]
     pub(crate) fn is_told_by_answers(&self) -> bool {
         matches!(self.source, Source::Latency { .. } | Source::Reported { .. })
     }
@@ -216,7 +236,7 @@ impl Gauge {
                 utilization
             }
             Source::Pressure => pressure::read(&self.files).ok(),
-            Source::Latency { target } => self.latencies.sample(&mut last.latencies, target),
+            Source::Latency { target } => self.latencies.sample(&mut last.latencies, target, now),
             Source::Reported { stale_after } => self.report.get(stale_after, now),
         }
     }

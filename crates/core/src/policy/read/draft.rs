@@ -277,7 +277,7 @@ impl Reader<'_> {
         let names: Vec<&str> = classes.iter().map(|read| &*read.class.name).chain([OTHER]).collect();
         let mut drafts: Vec<Drafted> = Vec::new();
         for limiter in draft.limiters {
-            self.check_name(HERE, &limiter.name);
+            self.check_limiter_name(HERE, &limiter.name);
             if drafts.iter().any(|known| *known.limiter.name == *limiter.name) {
                 let message = format!("there are two limiters {:?}", limiter.name);
                 self.error_with(HERE, message, "call one of them something else");

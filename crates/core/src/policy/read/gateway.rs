@@ -164,7 +164,7 @@ impl Reader<'_> {
         let entries = gateway.get("upstreams").and_then(|node| self.entries(node, "`upstreams`"));
         let mut catches_all: Option<Place> = None;
         for (key, node) in entries.into_iter().flatten() {
-            self.check_name(key.place, &key.name);
+            self.check_name(key.place, "an upstream", &key.name);
             let Some(fields) = self.fields(node, "an upstream", fields::UPSTREAM) else { continue };
             let Some(servers) = fields.get("servers") else {
                 self.error_with(key.place, "`servers` is missing", "add `servers: [http://127.0.0.1:9000]`");

@@ -133,7 +133,7 @@ impl Reader<'_> {
                     self.error(key.place, format!("there are more than {MOST} limiters"));
                 }
                 for (key, node) in entries.into_iter().take(MOST) {
-                    self.check_name(key.place, &key.name);
+                    self.check_limiter_name(key.place, &key.name);
                     drafts.extend(self.limiter(&key.name, key.place, node, &context));
                 }
             }
@@ -207,15 +207,22 @@ impl Reader<'_> {
     }
 
     /// Names of limiters stand in headers, metrics and commands.
-    fn check_name(&mut self, place: Place, name: &str) {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    fn check_limiter_name(&mut self, place: Place, name: &str) {
         if name == "plan" {
             let help = "call it something else: `plan` in an override is the plan of a caller";
             self.error_with(place, "`plan` is no name of a limiter", help);
-        } else if name.len() > 64 || !name.chars().all(is_plain) {
+        } else {
+            self.check_name(place, "a limiter", name);
+        }
+    }
+
+    /// Names that stand in metrics and logs.
+    fn check_name(&mut self, place: Place, of: &str, name: &str) {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.len() > 64 || !name.chars().all(is_plain) {
             self.error_with(
                 place,
-                format!("{name:?} is no name of a limiter"),
+                format!("{name:?} is no name of {of}"),
                 "it has up to 64 letters, digits, `-`, `_` and `.`",
             );
         }

@@ -71,7 +71,9 @@ impl Reader<'_> {
     fn source(&mut self, node: &Node) -> Option<(Source, Option<String>)> {
         const REPORTED: Source = Source::Reported { stale_after: Source::STALE_AFTER };
         if !matches!(node.value, Value::Map(_)) {
-            let source = match self.word(node, "source of utilization", fields::WORKER_SOURCES)? {
+            let ways = spelled_out(fields::WORKER_WAYS);
+            let what = format!("source of utilization without a value ({ways} have one)");
+            let source = match self.word(node, &what, fields::WORKER_SOURCES)? {
                 "cgroup" => Source::Cgroup,
                 "pressure" => Source::Pressure,
                 // Those are reported by the gateway.
