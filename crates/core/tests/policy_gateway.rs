@@ -172,3 +172,17 @@ gateway: { upstreams: { u: { servers: http://a, match: [header x-route: b] } } }
     names.sort_unstable();
     assert_eq!(names, ["x-class", "x-cost", "x-not", "x-per", "x-plan", "x-route", "x-tenant"]);
 }
+
+/// Found by a reader: two upstreams of one name are one to metrics and reloads.
+#[test]
+fn no_two_upstreams_have_one_name() {
+    let text = "limiters: {}\ngateway:\n  upstream: http://a:1\n  upstreams: { default: { match: [/x/*], servers: [http://b:1] } }\n";
+    let mistakes = Policy::read(text).unwrap_err().to_string();
+    assert!(mistakes.contains("this is an upstream called \"default\", and there is one"), "{mistakes}");
+    let text =
+        "limiters: {}\ngateway: { upstreams: { default: { match: [/x/*], servers: [http://b:1] } } }\n";
+    let (policy, _) = Policy::read(text).unwrap();
+    let policy = policy.with_servers(Vec::new());
+    let names: Vec<&str> = policy.gateway().upstreams.iter().map(|upstream| &*upstream.name).collect();
+    assert_eq!(names, ["default", "all"]);
+}

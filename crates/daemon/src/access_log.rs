@@ -104,7 +104,7 @@ impl AccessLog {
         let output = Output::open(to)?;
         let (entries, waiting) = sync_channel(WAITING);
         let lost = Arc::<AtomicU64>::default();
-        let writer = Writer { output, unflushed: 0, lost: Arc::clone(&lost), where_to: to.to_owned() };
+        let writer = Writer { output, is_flushed: true, lost: Arc::clone(&lost), where_to: to.to_owned() };
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || writer.run(&waiting))?;
         Ok(Self { entries, only_bad, lost })
     }
@@ -136,7 +136,12 @@ impl AccessLog {
 
 enum Output {
     Stdout(io::Stdout),
-    File { path: String, file: BufWriter<File> },
+    /// And whether what was written last may lack its end.
+    File {
+        path: String,
+        file: BufWriter<File>,
+        is_torn: bool,
+    },
 }
 
 impl Output {
@@ -145,7 +150,7 @@ impl Output {
             "stdout" => Self::Stdout(io::stdout()),
             path => {
                 let file = BufWriter::new(OpenOptions::new().create(true).append(true).open(path)?);
-                Self::File { path: path.to_owned(), file }
+                Self::File { path: path.to_owned(), file, is_torn: false }
             }
         })
     }
@@ -153,23 +158,37 @@ impl Output {
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
         match self {
             Self::Stdout(out) => out.write_all(text),
-            Self::File { file, .. } => file.write_all(text),
+            Self::File { file, is_torn, .. } => {
+                if *is_torn {
+                    file.write_all(b"\n")?;
+                    *is_torn = false;
+                }
+                file.write_all(text)
+            }
         }
     }
 
-    /// Forgets what could not be written, so that it is not tried for ever.
-    fn give_up(&mut self) {
-        if let Self::File { file, .. } = self
-            && let Ok(again) = file.get_ref().try_clone()
-        {
-            let _ = std::mem::replace(file, BufWriter::new(again)).into_parts();
+    /// Forgets what could not be written, so that it is not tried for ever: so many lines.
+    fn give_up(&mut self) -> u64 {
+        let Self::File { file, is_torn, .. } = self else { return 0 };
+        let left = file.buffer();
+        let ends = left.iter().filter(|byte| **byte == b'\n').count();
+        // Of the first there may be a part, which gets its end later. One of which nothing else is left is not lost.
+        let lines = ends - usize::from(left.starts_with(b"\n"));
+        *is_torn |= !left.is_empty();
+        match file.get_ref().try_clone() {
+            Ok(again) => {
+                let _ = std::mem::replace(file, BufWriter::new(again)).into_parts();
+                lines as u64
+            }
+            Err(_) => 0,
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Stdout(out) => out.flush(),
-            Self::File { path, file } => {
+            Self::File { path, file, .. } => {
                 file.flush()?;
                 // Whoever rotates logs moves the file away, and perhaps puts a new one in its place.
                 let is_same = |here: fs::Metadata| {
@@ -189,8 +208,7 @@ impl Output {
 /// Who writes lines.
 struct Writer {
     output: Output,
-    /// Lines that were written, and are not known yet to be where they belong.
-    unflushed: u64,
+    is_flushed: bool,
     lost: Arc<AtomicU64>,
     where_to: String,
 }
@@ -204,7 +222,7 @@ impl Writer {
                 Ok(line) => Ok(line),
                 Err(_) => {
                     // Nobody is waiting: now is the time to have it all where it belongs.
-                    if self.unflushed > 0 {
+                    if !self.is_flushed {
                         self.flush();
                     }
                     waiting.recv_timeout(Duration::from_secs(1))
@@ -214,9 +232,9 @@ impl Writer {
                 Ok(Line::Of(entry)) => {
                     let mut text = entry.line(Duration::from_nanos(clock.now().as_nanos()), &hash);
                     text.push('\n');
-                    self.unflushed += 1;
+                    self.is_flushed = false;
                     if let Err(error) = self.output.write(text.as_bytes()) {
-                        self.loses(&error);
+                        self.loses(1, &error);
                     }
                 }
                 Ok(Line::Flush(told)) => {
@@ -230,17 +248,16 @@ impl Writer {
     }
 
     fn flush(&mut self) {
-        match self.output.flush() {
-            Ok(()) => self.unflushed = 0,
-            Err(error) => self.loses(&error),
+        self.is_flushed = true;
+        if let Err(error) = self.output.flush() {
+            self.loses(0, &error);
         }
     }
 
-    /// A disk that is full takes no lines. Nobody is refused for it, but it is told.
-    fn loses(&mut self, error: &io::Error) {
+    /// A disk that is full takes no lines: so many, and those that waited before them. Nobody is refused for it, but it is told.
+    fn loses(&mut self, lines: u64, error: &io::Error) {
         static TOLD: Seldom = Seldom::new();
-        self.output.give_up();
-        self.lost.fetch_add(std::mem::take(&mut self.unflushed), Ordering::Relaxed);
+        self.lost.fetch_add(lines + self.output.give_up(), Ordering::Relaxed);
         if TOLD.is_due() {
             let lost = self.lost.load(Ordering::Relaxed);
             tracing::error!(lost, "the access log cannot be written to {}: {error}", self.where_to);

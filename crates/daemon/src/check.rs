@@ -32,8 +32,11 @@ pub fn run(
                 return Ok(false);
             }
             // With these, and other than with limits, the gateway would not start.
-            if let Err(problem) = files_are_of_use(&policy, file.parent().unwrap_or(Path::new(""))) {
+            let problems = problems_of_files(&policy, file);
+            for problem in &problems {
                 writeln!(err, "error: {problem}\n --> {name}")?;
+            }
+            if !problems.is_empty() {
                 return Ok(false);
             }
             let count = |count: usize, what: &str| match count {
@@ -109,13 +112,18 @@ fn fits(policy: &Policy) -> anyhow::Result<Result<(), PolicyError>> {
     })
 }
 
-/// Whether certificates and keys are what they should be. Secrets are where the policy will run.
-fn files_are_of_use(policy: &Policy, folder: &Path) -> Result<(), String> {
-    Certificates::read(policy.gateway(), folder).map_err(|error| error.to_string())?;
-    match policy.jwt().filter(|jwt| jwt.secret_env.is_none()) {
-        Some(jwt) => JwtTokens::from_policy(jwt, folder).map(drop).map_err(|error| error.to_string()),
-        None => Ok(()),
+/// Certificates and keys that are not what they should be. Secrets are where the policy will run, and nobody knows where files are that
+/// are named beside standard input.
+fn problems_of_files(policy: &Policy, file: &Path) -> Vec<String> {
+    if file == Path::new("-") {
+        return Vec::new();
     }
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let problems =
+        Certificates::problems(policy.gateway(), folder).into_iter().map(|error| error.to_string());
+    let jwt = policy.jwt().filter(|jwt| jwt.secret_env.is_none());
+    let tokens = jwt.and_then(|jwt| JwtTokens::from_policy(jwt, folder).err()).map(|error| error.to_string());
+    problems.chain(tokens).collect()
 }
 
 fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {

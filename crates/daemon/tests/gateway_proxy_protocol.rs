@@ -104,5 +104,15 @@ fn who_comes_through_a_proxy_that_names_nobody_is_not_believed_either() {
         assert_eq!(upstream.last().header("x-forwarded-for"), ["127.0.0.1"]);
         assert_eq!(upstream.last().header("x-real-ip"), ["127.0.0.1"]);
     }
-    assert_eq!(statuses, [200, 429, 429], "and all of them are one caller");
+    assert_eq!(statuses, [200, 429, 429], "and all of them are one caller: the proxy");
+}
+
+/// Found by another reader: what a load balancer asks for itself was nobody's, and no list could let it pass.
+#[test]
+fn a_proxy_that_speaks_for_itself_is_known_by_its_address() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(&format!("{}allow: [127.0.0.1]\n", policy("127.0.0.1")), &upstream);
+    for beginning in [version_2(0x20, [192, 0, 2, 1]), b"PROXY UNKNOWN\r\n".to_vec()] {
+        assert_eq!([(); 3].map(|()| status(&tollgate, &beginning)), [200; 3]);
+    }
 }

@@ -285,23 +285,75 @@ fn requests_that_wait_for_an_answer_have_a_latency_too() {
         limiter.report().worker.unwrap().utilization_ppm
     };
     assert_eq!(sampled(), Some(0), "nobody waits");
-    let waiting = [(); 2].map(|()| limiter.admit_now(&facts("GET")).unwrap());
+    let [one, other, uploads] = [(); 3].map(|()| limiter.admit_now(&facts("GET")).unwrap());
+    one.waits();
+    other.waits();
+    other.waits();
     clock.advance(Duration::from_millis(100));
-    assert_eq!(sampled(), Some(800_000), "they have waited for as long as they may");
+    assert_eq!(sampled(), Some(800_000), "two have waited for as long as they may");
     clock.advance(Duration::from_millis(50));
     assert_eq!(sampled(), Some(1_200_000));
     // What has an answer waits no more, however long its body is.
-    let [one, other] = waiting;
     one.answered(|_| None);
-    one.answered(|_| None);
-    assert_eq!(sampled(), Some(1_200_000), "it took 150 ms");
+    assert_eq!(sampled(), Some(1_200_000), "it took 150 ms, and so has the other one waited");
     drop(one);
     clock.advance(Duration::from_millis(50));
     assert_eq!(sampled(), Some(1_600_000), "the other one still waits");
-    // What never had one took at least so long.
+    // Found by another reader: a client that was slow, or left, was taken for a service that is.
     drop(other);
-    assert_eq!(sampled(), Some(1_600_000));
+    assert_eq!(sampled(), Some(0), "who has left says nothing");
+    clock.advance(Duration::from_secs(10));
+    assert_eq!(sampled(), Some(0), "nor does who is still sending");
+    drop(uploads);
     assert_eq!(sampled(), Some(0));
+    // What was given up is told as what it took.
+    let late = limiter.admit_now(&facts("GET")).unwrap();
+    late.waits();
+    clock.advance(Duration::from_millis(100));
+    late.gave_up();
+    drop(late);
+    assert_eq!(sampled(), Some(800_000));
+    assert_eq!(sampled(), Some(0));
+}
+
+/// Found by another reader: a few quick answers hid that everything else hung, and answers of our own that a service was slow.
+#[test]
+fn some_that_hang_are_seen_among_others_and_some_that_wait_for_long_do_not_outweigh_them() {
+    let policy = "limiters: { w: { workers: { source: { latency: 100ms }, every: 1s } } }";
+    let (limiter, clock) = limiter(policy);
+    let sampled = || {
+        now(limiter.tend());
+        limiter.report().worker.unwrap().utilization_ppm.unwrap()
+    };
+    let admit = || limiter.admit_now(&facts("GET")).unwrap();
+    let quick = |count: usize| {
+        for permit in (0..count).map(|_| admit()) {
+            permit.waits();
+            permit.answered(|_| None);
+        }
+    };
+    sampled();
+    let hanging: Vec<_> = (0..20).map(|_| admit()).collect();
+    hanging.iter().for_each(|permit| permit.waits());
+    clock.advance(Duration::from_secs(1));
+    quick(2);
+    assert!(sampled() > 1_000_000);
+    drop(hanging);
+    let long: Vec<_> = (0..2).map(|_| admit()).collect();
+    long.iter().for_each(|permit| permit.waits());
+    clock.advance(Duration::from_secs(60));
+    quick(1);
+    sampled();
+    clock.advance(Duration::from_secs(1));
+    quick(1000);
+    assert!(sampled() < 20_000, "two of a thousand have waited for a second more");
+    let slow = admit();
+    slow.waits();
+    clock.advance(Duration::from_millis(100));
+    drop(long);
+    slow.answered(|_| None);
+    (0..50).for_each(|_| drop(admit()));
+    assert_eq!(sampled(), 800_000, "what was never asked of the service is none of its answers");
 }
 
 /// Found by a reader: after a reload that wants samples more often, the next one came when the old policy would have taken it.

@@ -119,7 +119,7 @@ impl ClientAddress {
     /// entry to its right or else the peer. The same holds where the entries end, or 64 were looked at.
     pub fn of(&self, facts: &Facts<'_>) -> Option<IpAddr> {
         let peer = facts.peer?.to_canonical();
-        if self.trusted.is_empty() || !self.trusted.contains(peer) {
+        if facts.is_peer_alone || self.trusted.is_empty() || !self.trusted.contains(peer) {
             return Some(peer);
         }
         Some(match &self.header {

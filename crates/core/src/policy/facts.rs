@@ -23,6 +23,9 @@ pub struct Facts<'a> {
     pub host: &'a str,
     /// Who is at the other end of the connection.
     pub peer: Option<IpAddr>,
+    /// Whether the peer speaks for nobody but itself, even if it is a proxy that is trusted: what the request says of others is not
+    /// its word.
+    pub is_peer_alone: bool,
     /// The name in the certificate that the client has shown, and that was verified.
     pub tls_client: Option<&'a str>,
     /// Who is calling, where the door knows it already. It goes before all that the policy says.
@@ -70,6 +73,7 @@ impl Default for Facts<'_> {
             query: "",
             host: "",
             peer: None,
+            is_peer_alone: false,
             tls_client: None,
             caller: None,
             plan: None,

@@ -166,7 +166,10 @@ impl Policy {
         let upstreams = &mut self.gateway.upstreams;
         let known = upstreams.iter().find(|upstream| is_for_all(upstream)).cloned();
         upstreams.retain(|upstream| !is_for_all(upstream));
-        upstreams.push(Upstream { servers, ..known.unwrap_or_else(|| Upstream::of("default", Vec::new())) });
+        // Each has a name of its own, by which metrics know it.
+        let is_free = |name: &&str| upstreams.iter().all(|other| *other.name != **name);
+        let name = ["default", "all", "others"].into_iter().find(is_free).unwrap_or("from-the-command-line");
+        upstreams.push(Upstream { servers, ..known.unwrap_or_else(|| Upstream::of(name, Vec::new())) });
         self
     }
 

@@ -132,6 +132,11 @@ impl Caller<'_> {
         self.sent.into_iter().chain(usual)
     }
 
+    /// Whether it is known by its address.
+    pub(crate) fn is_address(&self) -> bool {
+        matches!(self.value, Value::Address(_))
+    }
+
     /// Whether nothing tells who is calling.
     pub(crate) fn is_nobody(&self) -> bool {
         self.tag == ANONYMOUS
@@ -147,7 +152,7 @@ impl Caller<'_> {
 
     /// As lists and tables know it: by what it has sent, or by how that is usually spelled.
     pub(crate) fn names(&self) -> impl Iterator<Item = NamedRef<'_>> {
-        let usual = NamedRef { is_address: matches!(self.value, Value::Address(_)), value: self.value() };
+        let usual = NamedRef { is_address: self.is_address(), value: self.value() };
         self.sent.map(|value| NamedRef { is_address: false, value }).into_iter().chain([usual])
     }
 }
@@ -253,7 +258,8 @@ pub(crate) fn plan_of(
     }
     let proxies = &policy.address.trusted;
     // What a caller could write into a request without passing a proxy of ours is not believed, where there are some.
-    let is_ours = proxies.is_empty() || facts.peer.is_some_and(|peer| proxies.contains(peer));
+    let is_proxy = |peer: IpAddr| !facts.is_peer_alone && proxies.contains(peer);
+    let is_ours = proxies.is_empty() || facts.peer.is_some_and(is_proxy);
     for source in &policy.identify.plan {
         let plan = match source {
             Source::Table => policy.table.plan_of(caller),

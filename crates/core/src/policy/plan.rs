@@ -136,6 +136,7 @@ impl Policy {
         request.header = caller.header(&self.identify);
         let mut planned = Planned {
             listed: match self.listed(&caller, address) {
+                Listed::Allowed if caller.is_address() => Listed::Allowed,
                 Listed::No | Listed::Allowed if caller.is_unclear => Listed::Unclear,
                 listed => listed,
             },

@@ -268,8 +268,14 @@ impl Snapshot {
         counters(
             encoder,
             "unclear_callers",
-            "Requests that said several things of who is calling: refused with 400, unless the mode of everything is dark",
+            "Requests that were refused because they said several things of who is calling",
             &of(totals.unclear),
+        )?;
+        counters(
+            encoder,
+            "would_refuse_unclear_callers",
+            "Requests that would have been refused for that, had the mode of everything not been dark",
+            &of(totals.would_refuse_unclear),
         )?;
         counters(
             encoder,

@@ -36,8 +36,8 @@ use crate::seldom::Seldom;
 pub(super) struct Connection {
     /// Who is at the other end, or who they say they speak for if they are one of our proxies.
     pub(super) peer: SocketAddr,
-    /// Whether the peer is a proxy that has not said for whom it speaks: then nothing of what comes is its own word.
-    pub(super) is_nobodys: bool,
+    /// Whether the peer is a proxy that has not said for whom it speaks: then nothing of what comes says so either.
+    pub(super) is_peer_alone: bool,
     /// Its address as a field has it.
     pub(super) peer_value: HeaderValue,
     pub(super) is_tls: bool,
@@ -72,11 +72,11 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
     if !matches!(timeout(head, speaks(&mut stream, &shared)).await, Ok(true)) {
         return;
     }
-    let (mut peer, mut is_nobodys) = (peer, false);
+    let (mut peer, mut is_peer_alone) = (peer, false);
     if site.policy.gateway().proxy_protocol && site.policy.trusts(peer.ip()) {
         match timeout(head, announced(&mut stream)).await {
             Ok(Some(Some(client))) => peer = client,
-            Ok(Some(None)) => is_nobodys = true,
+            Ok(Some(None)) => is_peer_alone = true,
             _ => {
                 static TOLD: Seldom = Seldom::new();
                 if TOLD.is_due() {
@@ -90,8 +90,14 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
         }
     }
     let peer_value = fields::address_value(peer.ip());
-    let mut connection =
-        Connection { peer, peer_value, is_nobodys, is_tls: false, tls_client: None, doing: Arc::default() };
+    let mut connection = Connection {
+        peer,
+        peer_value,
+        is_peer_alone,
+        is_tls: false,
+        tls_client: None,
+        doing: Arc::default(),
+    };
     let Some(acceptor) = shared.tls.load_full() else {
         return begin(worker, stream, connection, head).await;
     };

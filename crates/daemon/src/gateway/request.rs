@@ -181,7 +181,7 @@ impl Asked {
         let origin = Origin {
             peer,
             peer_value: &connection.peer_value,
-            is_trusted: !connection.is_nobodys && site.policy.trusts(peer),
+            is_trusted: !connection.is_peer_alone && site.policy.trusts(peer),
             client,
             is_tls: connection.is_tls,
             is_http1,
@@ -202,6 +202,9 @@ impl Passing {
         if !delay.is_zero() {
             Box::pin(tokio::time::sleep(delay)).await;
             self.manner.now = Instant::now();
+        }
+        if self.sending.is_none() {
+            self.permit.waits();
         }
         let mut track = self.track;
         let (mut asked, mut is_again) = (None, false);
@@ -235,6 +238,7 @@ impl Passing {
                 return own(problem, is_grpc, track);
             }
             None => {
+                self.permit.gave_up();
                 track.fails("no answer in time");
                 return own(Problem::Late, is_grpc, track);
             }
@@ -295,7 +299,8 @@ fn facts_of<'r>(
         path: uri.path(),
         query: uri.query().unwrap_or_default(),
         host: host_of(uri, headers.0),
-        peer: (!connection.is_nobodys).then(|| connection.peer.ip()),
+        peer: Some(connection.peer.ip()),
+        is_peer_alone: connection.is_peer_alone,
         tls_client: connection.tls_client.as_deref(),
         headers,
         ..Facts::default()

@@ -65,6 +65,13 @@ impl Certificates {
         Ok(Self { acceptor, authorities })
     }
 
+    /// Everything that is wrong with those files.
+    pub(crate) fn problems(policy: &Gateway, folder: &Path) -> Vec<io::Error> {
+        let clients = policy.tls.iter().filter_map(|tls| acceptor(tls, folder).err());
+        let authorities = policy.upstreams.iter().filter_map(|upstream| upstream.ca.as_ref());
+        clients.chain(authorities.filter_map(|file| Trust::in_file(&folder.join(file)).err())).collect()
+    }
+
     /// What servers of an upstream have to show.
     pub(super) fn trust<'t>(&'t self, upstream: &str, otherwise: &'t Trust) -> &'t Trust {
         self.authorities.get(upstream).unwrap_or(otherwise)

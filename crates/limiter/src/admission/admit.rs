@@ -100,7 +100,7 @@ impl<S: Store + 'static> Shared<S> {
                         self.counts.blocked_by_list.add();
                         return Err(Refusal::new(blocked(), running, now, self.draw()));
                     }
-                    Mode::Dark if is_unclear => self.counts.unclear.add(),
+                    Mode::Dark if is_unclear => self.counts.would_refuse_unclear.add(),
                     Mode::Dark => self.counts.would_block_by_list.add(),
                     Mode::Off => {}
                 }

@@ -96,9 +96,11 @@ counted! {
         blocked_by_list,
         /// Those that would have been, had the mode of everything not been dark. They went on to the limiters.
         would_block_by_list,
-        /// Those that said several things of who is calling. They were refused, or went on to the limiters as if they had said
-        /// nothing, where the mode of everything is dark.
+        /// Those that were refused because they said several things of who is calling.
         unclear,
+        /// Those that would have been, had the mode of everything not been dark. They went on to the limiters as if they had said
+        /// nothing.
+        would_refuse_unclear,
         /// Those that passed because the store had an error, and nothing could be decided.
         store_errors,
         /// Those that passed because limiter code panicked. Each is a bug: please report it.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -38,8 +38,8 @@ pub struct Permit<S: Store + 'static = MemoryStore> {
     shared: Arc<Shared<S>>,
     /// Nothing, if nobody was asked.
     held: Option<Box<Held>>,
-    /// Whether the answer has begun, where it matters how long that takes.
-    is_answered: AtomicBool,
+    /// Since when the service is being waited for, in nanoseconds; 0 if it is not, or if it does not matter.
+    waits_since: AtomicU64,
 }
 
 /// What is known of a request that passed.
@@ -210,20 +210,38 @@ impl<S: Store + 'static> Permit<S> {
 
     pub(super) fn new(shared: &Arc<Shared<S>>, held: Option<Box<Held>>) -> Self {
         shared.in_flight.fetch_add(1, Ordering::AcqRel);
-        if let Some(held) = &held
-            && let Some(worker) = &held.running.worker
-        {
-            worker.gauge.begin(held.taken_at);
-        }
-        Self { shared: Arc::clone(shared), held, is_answered: AtomicBool::new(false) }
+        Self { shared: Arc::clone(shared), held, waits_since: AtomicU64::new(0) }
     }
 
-    /// The answer has begun, or there will be none.
-    fn waits_no_more(&self, held: &Held, now: impl FnOnce() -> Timestamp) {
-        if let Some(worker) = held.running.worker.as_ref().filter(|worker| worker.gauge.is_of_latency())
-            && !self.is_answered.swap(true, Ordering::AcqRel)
-        {
-            worker.gauge.end(held.taken_at, now());
+    /// From here on nobody is waited for but the service: the whole request is with it. Where latency tells how busy it is, a service
+    /// that does not answer at all is noticed by this.
+    pub fn waits(&self) {
+        let Some(worker) = self.held.as_ref().and_then(|held| held.running.worker.as_ref()) else { return };
+        if worker.gauge.is_of_latency() {
+            let now = self.shared.clock.now();
+            let since = now.as_nanos().max(1);
+            if self.waits_since.compare_exchange(0, since, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                worker.gauge.begins_to_wait(Timestamp::from_nanos(since));
+            }
+        }
+    }
+
+    /// The service has not answered in time. That it would have taken longer counts as a latency.
+    pub fn gave_up(&self) {
+        let Some(held) = &self.held else { return };
+        if let Some(worker) = &held.running.worker {
+            self.waits_no_more(held);
+            worker.gauge.record_latency(self.shared.clock.now().since(held.taken_at));
+        }
+    }
+
+    fn waits_no_more(&self, held: &Held) {
+        if self.waits_since.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let since = self.waits_since.swap(0, Ordering::AcqRel);
+        if let Some(worker) = held.running.worker.as_ref().filter(|_| since != 0) {
+            worker.gauge.waits_no_more(Timestamp::from_nanos(since));
         }
     }
 
@@ -279,15 +297,15 @@ impl<S: Store + 'static> Permit<S> {
         add_told(fields, style, &held.told(), seconds);
     }
 
-    /// The answer has begun: how long that took, and what is told by its headers, is taken note of. `header` finds one by its name. Of a
-    /// permit that is dropped without it, that is when the answer came.
+    /// The answer has begun: how long that took, and what is told by its headers, is taken note of. `header` finds one by its name.
     pub fn answered<'h>(&self, header: impl Fn(&str) -> Option<&'h [u8]>) {
         let Some(held) = &self.held else { return };
         // Only then does anybody look at the clock.
         if let Some(worker) = held.running.worker.as_ref().filter(|worker| worker.gauge.is_told_by_answers())
         {
             let now = self.shared.clock.now();
-            self.waits_no_more(held, || now);
+            self.waits_no_more(held);
+            worker.gauge.record_latency(now.since(held.taken_at));
             worker.hears(&header, now);
         }
         if let Some(bill) = &held.bill {
@@ -316,7 +334,7 @@ impl<S: Store + 'static> Drop for Permit<S> {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
         let Some(held) = self.held.take() else { return };
-        self.waits_no_more(&held, || self.shared.clock.now());
+        self.waits_no_more(&held);
         if let Some(dark) = &held.dark {
             dark.end(&self.shared, held.lease);
         }

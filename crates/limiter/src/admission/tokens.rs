@@ -30,7 +30,7 @@ use super::running::PolicyError;
 ///
 /// * Public keys verify only signatures of their own kind (`RS`, `PS`, `ES`, `EdDSA`), and only the shared secret of
 ///   `secret_env` verifies those by a secret (`HS`): nobody can sign with a key that is public. `none` is no algorithm.
-/// * A token is looked for in `Authorization: Bearer`, or in the header that the policy names. Two of them are none.
+/// * A token is looked for in `Authorization: Bearer`, or in the header that the policy names. Two that are not the same are none.
 /// * Texts, numbers and truth values are claims, all as text. Lists and maps are not, nor are numbers that are too large to be
 ///   told exactly.
 /// * A token costs its signature once: up to 1,024 that were right are remembered, and apart from them as many that were wrong,
@@ -109,9 +109,11 @@ impl JwtTokens {
 
     /// The token of a request, as it came.
     fn token<'f>(&self, facts: &Facts<'f>) -> Option<&'f str> {
-        let value = std::str::from_utf8(facts.only_header(&self.header)?).ok()?;
+        let Said::One(value) = facts.said(&self.header) else { return None };
+        let value = std::str::from_utf8(value).ok()?;
+        // Servers take any white space for one.
         let bearer = value
-            .split_once(' ')
+            .split_once([' ', '\t'])
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| token.trim_start());
         let is_usual = self.header.eq_ignore_ascii_case(AUTHORIZATION);

@@ -79,6 +79,7 @@ pub(super) fn facts<'p>(parts: &'p Parts, headers: &'p InMap<'p>, hints: &'p Hin
         query: parts.uri.query().unwrap_or_default(),
         host: parts.uri.host().or_else(named).unwrap_or_default(),
         peer: hints.peer,
+        is_peer_alone: false,
         tls_client: hints.tls_client.as_deref(),
         caller: hints.caller.as_deref(),
         plan: hints.plan.as_deref(),

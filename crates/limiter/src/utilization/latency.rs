@@ -35,6 +35,7 @@ struct Waiting {
 pub(super) struct Seen {
     sum: u64,
     count: u64,
+    at: Timestamp,
 }
 
 impl Latencies {
@@ -52,36 +53,42 @@ impl Latencies {
         waiting.begun += u128::from(now.as_nanos());
     }
 
-    /// One that has begun has its answer, or will never have one.
-    pub(super) fn end(&self, begun: Timestamp, now: Timestamp) {
+    /// One that has begun waits no more.
+    pub(super) fn end(&self, begun: Timestamp) {
         let mut waiting = self.waiting.lock();
         waiting.count = waiting.count.saturating_sub(1);
         waiting.begun = waiting.begun.saturating_sub(begun.as_nanos().into());
-        drop(waiting);
-        self.record(now.since(begun));
     }
 
-    /// For how long requests without an answer have waited, in the mean. Nothing, if there are none.
-    fn waited(&self, now: Timestamp) -> u64 {
+    /// How many requests have no answer yet, and for how long they have waited, in the mean.
+    fn waited(&self, now: Timestamp) -> (u64, u64) {
         let Waiting { count, begun } = *self.waiting.lock();
         let mean = begun.checked_div(count.into()).and_then(|mean| u64::try_from(mean).ok());
-        mean.map_or(0, |begun| now.as_nanos().saturating_sub(begun))
+        (count, mean.map_or(0, |begun| now.as_nanos().saturating_sub(begun)))
     }
 
-    /// Utilization by the average since `seen`. Where nothing was answered since then, those count that wait for an answer: a service
-    /// that has stopped is not idle. A request that is being recorded meanwhile may be in the sum before
+    /// Utilization by the average since `seen`. Those that have waited for longer than answers take count as well: a service that has
+    /// stopped is not idle. A few that wait for minutes, because that is what they ask for, do not outweigh all others: each counts for
+    /// no more than it has waited since the last sample, or than would be far too long. A request that is being recorded meanwhile may be in the sum before
     /// it is counted, one sample early; it is never in two sums or in none.
     pub(super) fn sample(&self, seen: &mut Seen, target: Nanos, now: Timestamp) -> Option<u64> {
         let count = self.count.load(Ordering::Acquire);
         let sum = self.sum.load(Ordering::Relaxed);
         let requests = count.wrapping_sub(seen.count);
-        if requests == 0 {
+        let since_last = now.since(std::mem::replace(&mut seen.at, now)).as_u64();
+        let latencies = match requests {
             // `seen.sum` stays: a latency that is not counted yet waits for its count.
-            return share_of(target, self.waited(now).into(), 1);
+            0 => 0,
+            _ => u128::from(sum.wrapping_sub(std::mem::replace(&mut seen.sum, sum))),
+        };
+        seen.count = count;
+        let (waiting, waited) = self.waited(now);
+        let is_longer = u128::from(waited) * u128::from(requests) > latencies || requests == 0;
+        if waiting == 0 || !is_longer {
+            return share_of(target, latencies, requests.max(1));
         }
-        let latencies = u128::from(sum.wrapping_sub(seen.sum));
-        *seen = Seen { sum, count };
-        share_of(target, latencies, requests)
+        let each = waited.min(since_last.max(target.as_u64().saturating_mul(2)));
+        share_of(target, latencies + u128::from(each) * u128::from(waiting), requests.saturating_add(waiting))
     }
 }
 

@@ -127,20 +127,14 @@ impl Gauge {
         }
     }
 
-    /// A request begins that waits for an answer. It does nothing unless the source is [`Source::Latency`].
-    #[inline]
-    pub(crate) fn begin(&self, now: Timestamp) {
-        if let Source::Latency { .. } = self.source {
-            self.latencies.begin(now);
-        }
+    /// A request waits for its answer from here on.
+    pub(crate) fn begins_to_wait(&self, now: Timestamp) {
+        self.latencies.begin(now);
     }
 
-    /// One that has begun has its answer, or will never have one.
-    #[inline]
-    pub(crate) fn end(&self, begun: Timestamp, now: Timestamp) {
-        if let Source::Latency { .. } = self.source {
-            self.latencies.end(begun, now);
-        }
+    /// One that has begun to wait then waits no more.
+    pub(crate) fn waits_no_more(&self, begun: Timestamp) {
+        self.latencies.end(begun);
     }
 
     /// Whether it matters how long answers take.

@@ -200,6 +200,16 @@ impl Reader<'_> {
                 let help = "one of `upstreams` has no `match`, and so takes everything";
                 self.warn(place, "no request is ever passed on to this", help);
             }
+            if let (true, Some(place)) =
+                (upstreams.iter().any(|other| *other.name == *DEFAULT), gateway.place_of("upstream"))
+            {
+                let help = "call the one of `upstreams` something else, or leave `match` out of it and this one, too";
+                self.error_with(
+                    place,
+                    format!("this is an upstream called {DEFAULT:?}, and there is one"),
+                    help,
+                );
+            }
             upstreams.push(Upstream {
                 name: Arc::from(DEFAULT),
                 servers: self.servers(node),
