@@ -1,6 +1,6 @@
 //! Bounds what a client may say over HTTP/2 that asks for nothing: SETTINGS, PING and the like, each of which costs it less
-//! than us. h2 bounds streams that are reset and heads without end, but answers these for as long as they come. And takes note of
-//! heads that do not come to their end.
+//! than us. h2 bounds streams that are reset and heads without end, but answers these for as long as they come. Heads that do not come to
+//! their end are taken note of, too.
 
 use std::io;
 use std::pin::Pin;
@@ -218,17 +218,17 @@ mod tests {
         };
         let doing = Arc::<Doing>::default();
         let mut calm = Calm::new(tokio::io::empty(), Arc::clone(&doing));
-        let is_late = || doing.is_late_at_all();
-        assert!(is_late(), "what a client says first");
-        assert!(calm.is_calm(&[b'P'; PREFACE as usize]) && !is_late());
-        assert!(calm.is_calm(&frame(4, 6)) && !is_late(), "settings are no head");
+        let is_heading = || doing.is_heading();
+        assert!(is_heading(), "what a client says first");
+        assert!(calm.is_calm(&[b'P'; PREFACE as usize]) && !is_heading());
+        assert!(calm.is_calm(&frame(4, 6)) && !is_heading(), "settings are no head");
         let whole = with(END_HEADERS, frame(HEADERS, 20));
         let (first, rest) = whole.split_at(HEAD + 3);
-        assert!(calm.is_calm(first) && is_late(), "a part of one");
-        assert!(calm.is_calm(rest) && !is_late());
-        assert!(calm.is_calm(&frame(HEADERS, 20)) && is_late(), "more follows");
-        assert!(calm.is_calm(&frame(CONTINUATION, 0)) && is_late());
-        assert!(calm.is_calm(&with(END_HEADERS, frame(CONTINUATION, 0))) && !is_late());
+        assert!(calm.is_calm(first) && is_heading(), "a part of one");
+        assert!(calm.is_calm(rest) && !is_heading());
+        assert!(calm.is_calm(&frame(HEADERS, 20)) && is_heading(), "more follows");
+        assert!(calm.is_calm(&frame(CONTINUATION, 0)) && is_heading());
+        assert!(calm.is_calm(&with(END_HEADERS, frame(CONTINUATION, 0))) && !is_heading());
     }
 
     #[test]

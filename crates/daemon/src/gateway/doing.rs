@@ -147,7 +147,7 @@ impl Doing {
     }
 
     #[cfg(test)]
-    pub(super) fn is_late_at_all(&self) -> bool {
+    pub(super) fn is_heading(&self) -> bool {
         self.heading.load(Ordering::Relaxed) != 0
     }
 
