@@ -49,5 +49,5 @@ pub mod worker;
 
 pub use error::LimitError;
 pub use limit::Limit;
-pub use outcome::{Outcome, Verdict};
+pub use outcome::{Outcome, Outcomes, Verdict};
 pub use time::{Nanos, Timestamp};

@@ -1,5 +1,7 @@
 //! What was decided, and what the caller may know about it.
 
+use smallvec::SmallVec;
+
 use crate::store::OnFailure;
 use crate::time::Nanos;
 
@@ -56,6 +58,9 @@ impl Outcome {
         }
     }
 }
+
+/// The answers of the limits of one call, in the order of the charges.
+pub type Outcomes = SmallVec<[Outcome; 4]>;
 
 /// The answer of several limits to one call: all or nothing.
 ///

@@ -8,7 +8,7 @@ use crate::concurrency::InProgress;
 use crate::error::LimitError;
 use crate::key::KeyRef;
 use crate::limit::{Ask, Limit, Op};
-use crate::outcome::{Outcome, Verdict};
+use crate::outcome::{Outcome, Outcomes, Verdict};
 use crate::time::Timestamp;
 
 /// A limit that a store knows.
@@ -107,6 +107,18 @@ pub trait Store: Send + Sync {
         charges: &[Charge<'_>],
         at: Option<Timestamp>,
     ) -> impl Future<Output = Result<Verdict, StoreError>> + Send;
+
+    /// As [`charge`](Self::charge), for a usual call to a store that answers on the spot: whether all charges were taken, and in
+    /// `told` what each of them is told. None for every other: nothing has happened then, and what is in `told` means nothing.
+    fn charge_at_once(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+        told: &mut Outcomes,
+    ) -> Option<bool> {
+        let _ = (charges, at, told);
+        None
+    }
 
     /// Does one thing to one limit of one key.
     fn apply(

@@ -7,7 +7,7 @@ use tollgate::core::key::KeyRef;
 use tollgate::core::limit::Op;
 use tollgate::core::policy::StoreChoice;
 use tollgate::core::store::{Charge, Rule, StoreError};
-use tollgate::{Failsafe, Limit, MemoryStore, OnFailure, Outcome, Store, Timestamp, Verdict};
+use tollgate::{Failsafe, Limit, MemoryStore, OnFailure, Outcome, Outcomes, Store, Timestamp, Verdict};
 use tollgate_redis::RedisStore;
 
 /// One of the stores that the binary knows.
@@ -67,6 +67,7 @@ impl Store for AnyStore {
         either!(self, store => Store::define_with(store, family, limit, on_failure))
     }
 
+    #[inline]
     fn is_shared(&self) -> bool {
         either!(self, store => store.is_shared())
     }
@@ -81,6 +82,16 @@ impl Store for AnyStore {
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         either!(self, store => Store::charge(store, charges, at).await)
+    }
+
+    #[inline]
+    fn charge_at_once(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+        told: &mut Outcomes,
+    ) -> Option<bool> {
+        either!(self, store => store.charge_at_once(charges, at, told))
     }
 
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
@@ -100,6 +111,7 @@ impl Store for AnyStore {
         either!(self, store => Store::in_progress(store, rule, key, at).await)
     }
 
+    #[inline]
     fn give_back(&self, charge: Charge<'_>) {
         either!(self, store => store.give_back(charge));
     }

@@ -145,5 +145,5 @@ pub use tollgate_core::outcome::Degraded;
 pub use tollgate_core::policy::{Facts, Headers, Mistakes, Mode, Policy, Tokens};
 pub use tollgate_core::store::{OnFailure, Store};
 pub use tollgate_core::worker::{Fraction, WorkerSettings};
-pub use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp, Verdict};
+pub use tollgate_core::{Limit, LimitError, Nanos, Outcome, Outcomes, Timestamp, Verdict};
 pub use worker::{Class, Shed, WorkerShedder, WorkerShedderBuilder};

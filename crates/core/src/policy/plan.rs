@@ -79,7 +79,7 @@ pub struct Planned {
     /// share one bucket of each limit per caller.
     pub is_nobody: bool,
     /// What it is charged to, in the order of the file.
-    pub charged: SmallVec<[Charged; 6]>,
+    pub charged: SmallVec<[Charged; 4]>,
     /// Whose buckets: see [`Charged::key`].
     pub keys: SmallVec<[KeyBytes; 2]>,
 }

@@ -13,11 +13,11 @@ use tollgate_core::limit::Ask;
 use tollgate_core::outcome::Degraded;
 use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode, Planned};
 use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
-use tollgate_core::{Nanos, Outcome, Timestamp, Verdict};
+use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp, Verdict};
 
 use super::leases::Lease;
 use super::permit::{Dark, Held, Permit, Taken, charge};
-use super::refusal::{Place, Refusal};
+use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
 use super::{Limiter, Shared};
@@ -87,7 +87,7 @@ impl<S: Store + 'static> Shared<S> {
             Listed::No => {}
             Listed::Allowed => {
                 self.counts.allowed_by_list.add();
-                return Ok(Permit::new(self, Some(Box::new(self.held(running, planned, now)))));
+                return Ok(Permit::new(self, Some(self.held(running, planned, now))));
             }
             listed @ (Listed::Blocked | Listed::Unclear) => {
                 let is_unclear = listed == Listed::Unclear;
@@ -122,14 +122,14 @@ impl<S: Store + 'static> Shared<S> {
         let mut held = self.held(running, planned, now);
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err((refused, exceeded)) = self.charge(&mut held).await {
-            let Held { running, class, plan, degraded, .. } = held;
+            let Held { running, class, plan, degraded, .. } = *held;
             running.count(class, |counts| &counts.refused);
             let refusal = Refusal::new(refused, running, now, self.draw());
             return Err(refusal.of(class, plan).by(exceeded, degraded));
         }
         held.running.count(held.class, |counts| &counts.passed);
         // From here on it is given back, whatever happens.
-        let mut permit = Permit::new(self, Some(Box::new(held)));
+        let mut permit = Permit::new(self, Some(held));
         let Some(held) = permit.held_mut() else { return Ok(permit) };
         self.keep_leases(held);
         // What is only watched comes last, and changes nothing.
@@ -152,8 +152,8 @@ impl<S: Store + 'static> Shared<S> {
 
     /// A request of which nothing is charged yet.
     #[inline]
-    fn held(&self, running: Arc<Running>, planned: Planned, now: Timestamp) -> Held {
-        Held {
+    fn held(&self, running: Arc<Running>, planned: Planned, now: Timestamp) -> Box<Held> {
+        Box::new(Held {
             class: planned.class,
             plan: planned.plan,
             lease: self.next_lease(),
@@ -162,7 +162,7 @@ impl<S: Store + 'static> Shared<S> {
             charged: planned.charged,
             keys: planned.keys,
             taken: SmallVec::new(),
-            outcomes: Vec::new(),
+            outcomes: Outcomes::new(),
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
@@ -170,7 +170,7 @@ impl<S: Store + 'static> Shared<S> {
             has_watched: false,
             dark: None,
             running,
-        }
+        })
     }
 
     /// How long to stay away, if this worker sheds the request.
@@ -198,8 +198,8 @@ impl<S: Store + 'static> Shared<S> {
     }
 
     /// Charges everything that is enforced, or nothing.
-    async fn charge(&self, held: &mut Held) -> Result<(), (Refused, Option<Place>)> {
-        let mut charges: SmallVec<[Charge<'_>; 10]> = SmallVec::new();
+    async fn charge(&self, held: &mut Held) -> Result<(), (Refused, Option<usize>)> {
+        let mut charges: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let all = held.running.mode_of_all();
         for (index, charged) in held.charged.iter().enumerate() {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
@@ -210,20 +210,18 @@ impl<S: Store + 'static> Shared<S> {
             }
             let Some(key) = held.keys.get(charged.key) else { continue };
             limiter.count(held.class, |counts| &counts.asked);
-            let Some(rules) = limiter.rules.get(charged.choice) else { continue };
-            for (rate, ruled) in rules.iter().enumerate() {
+            for place in limiter.choices.get(charged.choice).cloned().unwrap_or_default() {
+                let Some(ruled) = held.running.ruled.get(place) else { continue };
                 charges.push(charge(ruled.rule, key, charged, held.lease));
-                held.taken.push(Taken {
-                    charged: index,
-                    rate,
-                    rule: ruled.rule,
-                    is_held: ruled.held.is_some(),
-                    is_shown: limiter.reason != Reason::Fleet,
-                });
+                held.taken.push(Taken { charged: index, ruled: place });
             }
         }
         if charges.is_empty() {
             return Ok(());
+        }
+        if let Some(allowed) = self.store.charge_at_once(&charges, held.at, &mut held.outcomes) {
+            held.delay = held.outcomes.iter().map(|outcome| outcome.delay).max().unwrap_or_default();
+            return if allowed { Ok(()) } else { Err(refused(held, &[])) };
         }
         let verdict = match self.ask_store(&charges, held.at).await {
             Ok(verdict) => verdict,
@@ -242,7 +240,7 @@ impl<S: Store + 'static> Shared<S> {
             }
         }
         held.delay = verdict.delay;
-        held.outcomes = verdict.outcomes;
+        held.outcomes = verdict.outcomes.into();
         if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict.degraded)) }
     }
 
@@ -264,8 +262,7 @@ impl<S: Store + 'static> Shared<S> {
         if !self.store.is_shared() {
             return;
         }
-        let held_ones = held.taken.iter().filter(|taken| taken.is_held);
-        let leases = held_ones.filter_map(|taken| {
+        let leases = held.taken.iter().filter_map(|taken| {
             let charged = held.charged.get(taken.charged)?;
             lease(held.ruled(taken)?, charged, held.keys.get(charged.key)?, held.lease, held.taken_at)
         });
@@ -292,7 +289,7 @@ impl<S: Store + 'static> Shared<S> {
             }
         }
         let is_kept = watched.iter().any(|watched: &Watched| {
-            let rules = watched.rules(&held.running).unwrap_or_default();
+            let rules = watched.rules(&held.running);
             rules.iter().any(|ruled| ruled.held.is_some())
                 || is_settled(&held.running, watched.charged.limiter)
         });
@@ -305,11 +302,8 @@ impl<S: Store + 'static> Shared<S> {
     async fn watch(&self, of: Watching, watched: SmallVec<[Watched; 2]>) {
         for watched in &watched {
             let (charged, key) = (&watched.charged, &watched.key);
-            let (Some(limiter), Some(rules)) =
-                (of.running.limiters.get(charged.limiter), watched.rules(&of.running))
-            else {
-                continue;
-            };
+            let Some(limiter) = of.running.limiters.get(charged.limiter) else { continue };
+            let rules = watched.rules(&of.running);
             let charges: SmallVec<[Charge<'_>; 2]> =
                 rules.iter().map(|ruled| charge(ruled.rule, key, charged, of.lease)).collect();
             if !watched.is_candidate {
@@ -383,12 +377,13 @@ struct Watched {
 }
 
 impl Watched {
-    fn rules<'r>(&self, running: &'r Running) -> Option<&'r [Ruled]> {
-        let limiter = running.limiters.get(self.charged.limiter)?;
-        if self.is_candidate {
-            return Some(&limiter.candidate);
-        }
-        limiter.rules.get(self.charged.choice).map(|rules| rules.as_slice())
+    fn rules<'r>(&self, running: &'r Running) -> &'r [Ruled] {
+        let limiter = running.limiters.get(self.charged.limiter);
+        let places = limiter.and_then(|limiter| match self.is_candidate {
+            true => Some(&limiter.candidate),
+            false => limiter.choices.get(self.charged.choice),
+        });
+        places.map(|places| running.ruled(places)).unwrap_or_default()
     }
 }
 
@@ -400,7 +395,7 @@ fn effective(limiter: &RunningLimiter, all: Mode, charged: &Charged) -> Mode {
 
 /// Who has refused, and for how long: a limit of the caller's own before one of the fleet, and of those the one that takes
 /// longest. And where that limit is, if it is the only one of the caller's own.
-fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<Place>) {
+fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<usize>) {
     /// Places come free at any moment; whoever waits for one should not wait long, nor ask at once.
     const SOON: Nanos = Nanos::from_secs(1);
     let closed = |index: usize| {
@@ -428,8 +423,7 @@ fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<Place>) {
         if ruled.held.is_some() {
             outcome.retry_after = outcome.retry_after.map(|_| SOON);
         }
-        let place = Place(charged.limiter, charged.choice, taken.rate);
-        exceeded.push(Exceeded { reason, limiter, ruled, outcome, place });
+        exceeded.push(Exceeded { reason, limiter, ruled, outcome, place: taken.ruled });
     }
     let away = |wait: Option<Nanos>| std::cmp::Reverse(wait.map_or(u64::MAX, Nanos::as_u64));
     if exceeded.len() > 1 {
@@ -454,7 +448,8 @@ struct Exceeded<'h> {
     limiter: &'h RunningLimiter,
     ruled: &'h Ruled,
     outcome: Outcome,
-    place: Place,
+    /// Where it is among [`Running::ruled`].
+    place: usize,
 }
 
 fn blocked() -> Refused {

@@ -134,11 +134,18 @@ impl<S: Store> Shared<S> {
 }
 
 impl<S: Store + 'static> Shared<S> {
-    /// Gives back what was held for a request, at the time of the limiter's own clock if it has one.
+    /// Gives back what was held for a request.
+    #[inline]
     fn give_back(&self, charge: Charge<'_>) {
         if self.store.is_shared() || self.clock.is_trusted() {
-            return self.store.give_back(charge);
+            self.store.give_back(charge);
+        } else {
+            self.give_back_by_clock(charge);
         }
+    }
+
+    /// The same, at the time of the limiter's own clock.
+    fn give_back_by_clock(&self, charge: Charge<'_>) {
         let back = self.store.apply(Op::Refund, charge, self.at(self.clock.now()));
         let _ = pin!(back).poll(&mut Context::from_waker(Waker::noop()));
     }
@@ -561,7 +568,7 @@ impl<S: Store + 'static> Limiter<S> {
         let at = self.shared.at(self.shared.clock.now());
         let mut fleets = Vec::new();
         for (limiter, known) in running.limiters.iter().zip(running.policy.limiters()) {
-            let rule = limiter.rules.first().and_then(|rules| rules.first());
+            let rule = limiter.choices.first().and_then(|places| running.ruled(places).first());
             let limit = known.choices.first().and_then(|limits| limits.first());
             if let (Some(ruled), Some(Limit::Fleet(fleet)), true) = (rule, limit, known.is_global()) {
                 let key = KeyRef { kind: Kind::Bytes, bytes: &[] };

@@ -13,7 +13,7 @@ use tollgate_core::key::{KeyRef, Kind};
 use tollgate_core::limit::Ask;
 use tollgate_core::policy::{Charged, KeyBytes};
 use tollgate_core::store::{Charge, Rule, Store};
-use tollgate_core::{Nanos, Outcome, Timestamp};
+use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp};
 
 use super::Shared;
 use super::running::{Ruled, Running};
@@ -51,12 +51,12 @@ pub(super) struct Held {
     pub(super) taken_at: Timestamp,
     /// The time that the store was given, where it was not its own.
     pub(super) at: Option<Timestamp>,
-    pub(super) charged: SmallVec<[Charged; 6]>,
+    pub(super) charged: SmallVec<[Charged; 4]>,
     pub(super) keys: SmallVec<[KeyBytes; 2]>,
     /// What was charged, in the order in which it was.
-    pub(super) taken: SmallVec<[Taken; 6]>,
+    pub(super) taken: SmallVec<[Taken; 4]>,
     /// What the store says of each of them.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Outcomes,
     pub(super) degraded: bool,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
@@ -128,12 +128,8 @@ impl DarkState {
 pub(super) struct Taken {
     /// Which of [`Held::charged`].
     pub(super) charged: usize,
-    /// Which of the limiter's rates.
-    pub(super) rate: usize,
-    pub(super) rule: Rule,
-    pub(super) is_held: bool,
-    /// Whether it is a limit that callers are told of.
-    pub(super) is_shown: bool,
+    /// Which of [`Running::ruled`].
+    pub(super) ruled: usize,
 }
 
 /// What became of a request that passed, for whoever handles it.
@@ -152,20 +148,22 @@ pub struct Decision {
 
 impl Held {
     pub(super) fn ruled(&self, taken: &Taken) -> Option<&Ruled> {
-        let charged = self.charged.get(taken.charged)?;
-        self.running.limiters.get(charged.limiter)?.rules.get(charged.choice)?.get(taken.rate)
+        self.running.ruled.get(taken.ruled)
     }
 
-    fn charge(&self, taken: &Taken) -> Option<Charge<'_>> {
+    /// What was charged, if it is to be given back.
+    fn charge_held(&self, taken: &Taken) -> Option<Charge<'_>> {
+        let ruled = self.ruled(taken).filter(|ruled| ruled.held.is_some())?;
         let charged = self.charged.get(taken.charged)?;
-        Some(charge(taken.rule, self.keys.get(charged.key)?, charged, self.lease))
+        Some(charge(ruled.rule, self.keys.get(charged.key)?, charged, self.lease))
     }
 
     /// Limits that are the caller's own, and how they stand.
     #[inline]
     fn shown(&self) -> impl Iterator<Item = (&Ruled, &Outcome)> {
-        let shown = self.taken.iter().zip(&self.outcomes).filter(|(taken, _)| taken.is_shown);
-        shown.filter_map(|(taken, outcome)| Some((self.ruled(taken)?, outcome)))
+        let all = self.taken.iter().zip(&self.outcomes);
+        all.filter_map(|(taken, outcome)| Some((self.ruled(taken)?, outcome)))
+            .filter(|(ruled, _)| ruled.is_shown)
     }
 
     /// What is told of them, the one closest to exhaustion first.
@@ -341,10 +339,8 @@ impl<S: Store + 'static> Drop for Permit<S> {
         if let Some(renewed) = held.renewed {
             self.shared.leases.forget(renewed);
         }
-        for taken in held.taken.iter().filter(|taken| taken.is_held) {
-            if let Some(charge) = held.charge(taken) {
-                self.shared.give_back(charge);
-            }
+        for charge in held.taken.iter().filter_map(|taken| held.charge_held(taken)) {
+            self.shared.give_back(charge);
         }
     }
 }

@@ -32,16 +32,12 @@ struct Inner {
     running: Arc<Running>,
     class: Option<usize>,
     plan: Option<usize>,
-    /// The limit that was exceeded, if it was one alone.
-    exceeded: Option<Place>,
+    /// The limit that was exceeded, if it was one alone: its place among [`Running::ruled`].
+    exceeded: Option<usize>,
     degraded: bool,
     now: Timestamp,
     draw: u32,
 }
-
-/// Where a limit is: its limiter, which of that one's choices, and which of the rates.
-#[derive(Clone, Copy)]
-pub(super) struct Place(pub(super) usize, pub(super) usize, pub(super) usize);
 
 impl Refusal {
     pub(super) fn new(refused: Refused, running: Arc<Running>, now: Timestamp, draw: u32) -> Self {
@@ -50,7 +46,7 @@ impl Refusal {
     }
 
     /// The same, by one limit alone, or perhaps without the store.
-    pub(super) fn by(mut self, exceeded: Option<Place>, degraded: bool) -> Self {
+    pub(super) fn by(mut self, exceeded: Option<usize>, degraded: bool) -> Self {
         (self.0.exceeded, self.0.degraded) = (exceeded, degraded);
         self
     }
@@ -110,10 +106,7 @@ impl Refusal {
     pub fn answer_in<F: Fields + Default>(&self, accept: Option<&[u8]>, instance: &str) -> Answer<F> {
         let Inner { refused, running, exceeded, now, draw, .. } = &*self.0;
         let (style, seconds) = (running.policy.answers(), now.as_nanos() / 1_000_000_000);
-        let ruled = exceeded.and_then(|Place(limiter, choice, rate)| {
-            running.limiters.get(limiter)?.rules.get(choice)?.get(rate)
-        });
-        let told = ruled.map(|ruled| &ruled.told);
+        let told = exceeded.and_then(|place| running.ruled.get(place)).map(|ruled| &ruled.told);
         answer::refusal_in(refused, told, style, accept, instance, seconds, *draw)
     }
 

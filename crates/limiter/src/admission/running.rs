@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 use thiserror::Error;
 use tollgate_core::answer::{AnswerStyle, Told};
 use tollgate_core::decision::{Reason, Standing, Unit};
@@ -87,6 +87,8 @@ pub enum PolicyError {
 pub(super) struct Running {
     pub(super) policy: Policy,
     pub(super) limiters: Vec<RunningLimiter>,
+    /// The limits of all of them, one after another.
+    pub(super) ruled: Vec<Ruled>,
     pub(super) worker: Option<Arc<RunningWorker>>,
     /// By the place of the class.
     pub(super) classes: Vec<(Arc<str>, Arc<ClassCounts>)>,
@@ -133,9 +135,9 @@ pub(super) struct RunningLimiter {
     pub(super) switch: Arc<Switch>,
     /// By the place of the class.
     counts: Vec<Arc<LimiterCounts>>,
-    /// Limits by choice. Several are charged together.
-    pub(super) rules: Vec<SmallVec<[Ruled; 1]>>,
-    pub(super) candidate: SmallVec<[Ruled; 1]>,
+    /// Its limits by choice: places among [`Running::ruled`]. Those of one choice are charged together.
+    pub(super) choices: Vec<Range<usize>>,
+    pub(super) candidate: Range<usize>,
     mode: Mode,
 }
 
@@ -151,6 +153,8 @@ pub(super) struct Ruled {
     pub(super) unit: Unit,
     /// What must be given back when the request ends; how often it must be renewed until then, if it must.
     pub(super) held: Option<Option<Nanos>>,
+    /// Whether it is the caller's own, who is told of it.
+    pub(super) is_shown: bool,
     /// What callers are told of it.
     pub(super) told: Told,
 }
@@ -257,6 +261,7 @@ impl Running {
         clock: &AnyClock,
     ) -> Result<Self, PolicyError> {
         let mut limiters = Vec::with_capacity(policy.limiters().len());
+        let mut ruled = Vec::new();
         let mut worker = None;
         let classes: Vec<(Arc<str>, Arc<ClassCounts>)> =
             policy.classes().map(|name| lasting.class(name)).collect();
@@ -265,12 +270,18 @@ impl Running {
                 worker = Some(started_worker(index, of, before, clock, &limiter.name)?);
             }
             let names = classes.iter().map(|(name, _)| name);
-            limiters.push(RunningLimiter::start(limiter, policy.answers(), store, lasting, names)?);
+            let start = RunningLimiter::start(limiter, policy.answers(), store, lasting, names, &mut ruled);
+            limiters.push(start?);
         }
         let has_settled =
             policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
         let all = Arc::clone(&lasting.all);
-        Ok(Self { limiters, worker, classes, all, has_settled, vouching, policy })
+        Ok(Self { limiters, ruled, worker, classes, all, has_settled, vouching, policy })
+    }
+
+    /// The limits at these places.
+    pub(super) fn ruled(&self, places: &Range<usize>) -> &[Ruled] {
+        self.ruled.get(places.clone()).unwrap_or_default()
     }
 
     /// Lets the store know which limits have taken the place of which.
@@ -278,14 +289,16 @@ impl Running {
         for limiter in &self.limiters {
             let Some(old) = before.limiters.iter().find(|old| old.name == limiter.name) else { continue };
             let chosen = self.policy.heirs(&limiter.name, &before.policy).into_iter();
-            let choices = chosen.map(|(was, is)| (old.rules.get(was), limiter.rules.get(is)));
+            let choices = chosen.map(|(was, is)| (old.choices.get(was), limiter.choices.get(is)));
             let pairs = choices.chain([(Some(&old.candidate), Some(&limiter.candidate))]);
-            let pairs = pairs.filter_map(|(old, new)| Some((old?, new?))).flat_map(|(old, new)| {
+            let pairs = pairs.filter_map(|(old, new)| Some((before.ruled(old?), self.ruled(new?))));
+            let pairs = pairs.flat_map(|(old, new)| {
                 let heir = |old: &Ruled| new.iter().find(|new| new.family == old.family);
                 old.iter().filter_map(move |old| Some((old, heir(old)?)))
             });
             // One that is still somebody's has not been changed.
-            let kept: HashSet<Rule> = limiter.rules.iter().flatten().map(|ruled| ruled.rule).collect();
+            let kept = limiter.choices.iter().flat_map(|places| self.ruled(places));
+            let kept: HashSet<Rule> = kept.map(|ruled| ruled.rule).collect();
             for (old, new) in pairs.filter(|(old, new)| old.rule != new.rule && !kept.contains(&old.rule)) {
                 store.supersede(old.rule, new.rule);
             }
@@ -384,28 +397,28 @@ impl RunningLimiter {
         store: &S,
         lasting: &Lasting,
         classes: impl Iterator<Item = &'c Arc<str>>,
+        all: &mut Vec<Ruled>,
     ) -> Result<Self, PolicyError> {
         check_guard(limiter, store)?;
         let counts = classes.map(|class| lasting.counts(&limiter.name, class)).collect();
-        let define = |family: &str, limits: &[Limit]| {
-            let ruled =
-                limits.iter().zip(families(family, limits)).enumerate().map(|(number, (limit, of))| {
-                    let name =
-                        if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
-                    ruled(store, answers, limiter, &of, &name, *limit)
-                });
-            ruled
-                .collect::<Result<SmallVec<[Ruled; 1]>, StoreError>>()
-                .map_err(|error| PolicyError::Store { limiter: Arc::clone(&limiter.name), error })
+        let mut define = |family: &str, limits: &[Limit]| {
+            let start = all.len();
+            for (number, (limit, family_of)) in limits.iter().zip(families(family, limits)).enumerate() {
+                let name = if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
+                let of = |error| PolicyError::Store { limiter: Arc::clone(&limiter.name), error };
+                all.push(ruled(store, answers, limiter, &family_of, &name, *limit).map_err(of)?);
+            }
+            Ok(start..all.len())
         };
-        let rules = limiter.choices.iter().map(|limits| define(&limiter.name, limits));
+        let choices = limiter.choices.iter().map(|limits| define(&limiter.name, limits));
+        let choices = choices.collect::<Result<_, PolicyError>>()?;
         let candidate = limiter.candidate.as_deref().unwrap_or_default();
         Ok(Self {
             name: Arc::clone(&limiter.name),
             reason: limiter.kind.reason(),
             switch: lasting.switch(&limiter.name),
             counts,
-            rules: rules.collect::<Result<_, _>>()?,
+            choices,
             candidate: define(&format!("{} candidate", limiter.name), candidate)?,
             mode: limiter.mode,
         })
@@ -491,6 +504,7 @@ fn ruled<S: Store>(
         quota: standing.quota,
         window: standing.window,
         unit,
+        is_shown: limiter.kind.reason() != Reason::Fleet,
         held,
     })
 }

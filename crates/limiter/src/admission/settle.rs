@@ -99,10 +99,11 @@ impl Bill {
         if limiters.is_empty() {
             return None;
         }
-        let rates = held.taken.iter().filter(|taken| !taken.is_held).filter_map(|taken| {
+        let rates = held.taken.iter().filter_map(|taken| {
+            let ruled = held.ruled(taken).filter(|ruled| ruled.held.is_none())?;
             let charged = held.charged.get(taken.charged)?;
             header_of(&held.running, charged.limiter)?;
-            Some((*charged, held.keys.get(charged.key)?.clone(), taken.rule))
+            Some((*charged, held.keys.get(charged.key)?.clone(), ruled.rule))
         });
         Some(Arc::new(Self {
             limiters,

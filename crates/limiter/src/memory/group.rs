@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use tollgate_core::key::KeyRef;
 use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::{Charge, StoreError};
-use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
+use tollgate_core::{Limit, Outcome, Outcomes, Timestamp, Verdict};
 
 use super::MemoryStore;
 use super::shards::{Call, Shard, Target};
@@ -44,11 +44,11 @@ impl MemoryStore {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn decide_all(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        let outcomes = match self.charge_usual(charges, at) {
-            Some(outcomes) => outcomes,
+        let mut told = Outcomes::new();
+        Ok(Verdict::of(match self.charge_usual(charges, at, &mut told) {
+            Some(_) => told.into_vec(),
             None => self.decide_each_at(charges, at)?.0,
-        };
-        Ok(Verdict::of(outcomes))
+        }))
     }
 
     /// As [`decide_all`](Self::decide_all), for those whose calls are not the usual ones; tells when it was decided.

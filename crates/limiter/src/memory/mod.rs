@@ -21,7 +21,7 @@ use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::{KeyRef, Kind};
 use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::{Charge, Rule, Store, StoreError};
-use tollgate_core::{Limit, Outcome, Timestamp, Verdict};
+use tollgate_core::{Limit, Outcome, Outcomes, Timestamp, Verdict};
 
 pub use self::builder::MemoryStoreBuilder;
 use self::rules::{JudgeAt, Record, Rules};
@@ -474,6 +474,16 @@ impl Store for MemoryStore {
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
         self.decide_all(charges, at)
+    }
+
+    #[inline]
+    fn charge_at_once(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+        told: &mut Outcomes,
+    ) -> Option<bool> {
+        self.charge_usual(charges, at, told)
     }
 
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {

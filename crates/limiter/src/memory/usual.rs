@@ -4,14 +4,21 @@
 
 use tollgate_core::limit::Op;
 use tollgate_core::store::Charge;
-use tollgate_core::{Outcome, Timestamp};
+use tollgate_core::{Outcome, Outcomes, Timestamp};
 
 use super::MemoryStore;
 use super::rules::Record;
 use super::shards::{Call, Target};
 
-/// A charge, and the record of its rule.
-type Ruled<'s, 'c> = (&'c Charge<'c>, &'s Record);
+/// One of the charges of a call.
+#[derive(Clone, Copy)]
+struct Ruled<'s, 'c> {
+    /// Which of them.
+    place: usize,
+    charge: &'c Charge<'c>,
+    /// The record of its rule.
+    record: &'s Record,
+}
 
 /// The charges of a usual call, by where their states are.
 #[derive(Clone, Copy, Default)]
@@ -25,48 +32,57 @@ struct Sorted<'s, 'c> {
 }
 
 impl MemoryStore {
-    /// What each charge is told. Nothing is done, and nothing told, if the call is not a usual one.
+    /// Whether the call passes, and what each charge is told. If it is not a usual one nothing is done, and what is told means nothing.
     #[inline]
     pub(super) fn charge_usual<'c>(
         &self,
         charges: &'c [Charge<'c>],
         at: Option<Timestamp>,
-    ) -> Option<Vec<Outcome>> {
+        told: &mut Outcomes,
+    ) -> Option<bool> {
         let mut sorted = Sorted::default();
-        for charge in charges {
+        for (place, charge) in charges.iter().enumerate() {
             let record = self.rules.get(charge.rule.0)?;
-            let place = match record {
+            let one = match record {
                 _ if record.in_table => &mut sorted.word,
                 _ if record.holds(charge.key) => &mut sorted.placed,
                 _ if record.is_counted => &mut sorted.counted,
                 _ => return None,
             };
-            if place.replace((charge, record)).is_some() {
+            if one.replace(Ruled { place, charge, record }).is_some() {
                 return None;
             }
         }
-        self.charge_sorted(charges, sorted, at)
+        // Each is told in its place.
+        told.clear();
+        told.extend_from_slice([Outcome::allow(0, 0); 3].get(..charges.len())?);
+        self.charge_sorted(sorted, at, told)
     }
 
     #[inline(never)]
-    fn charge_sorted<'c>(
+    fn charge_sorted(
         &self,
-        charges: &'c [Charge<'c>],
-        Sorted { word, counted, placed }: Sorted<'_, 'c>,
+        Sorted { word, counted, placed }: Sorted<'_, '_>,
         at: Option<Timestamp>,
-    ) -> Option<Vec<Outcome>> {
+        told: &mut [Outcome],
+    ) -> Option<bool> {
         let now = self.time_soon(at);
-        if ![word, counted, placed].iter().flatten().all(|(_, record)| record.is_valid(now)) {
+        if ![word, counted, placed].iter().flatten().all(|it| it.record.is_valid(now)) {
             return None;
         }
         // Where the last places are fought for it is seen on the long way who gets them.
-        if placed.is_some_and(|(charge, record)| !record.has_places_for(&charge.ask)) {
+        if placed.is_some_and(|it| !it.record.has_places_for(&it.charge.ask)) {
             return None;
         }
+        let mut tell = |of: &Ruled<'_, '_>, outcome| {
+            if let Some(place) = told.get_mut(of.place) {
+                *place = outcome;
+            }
+        };
         let mut has_room = true;
         let mut hashed = None;
         let mut seat = None;
-        if let Some((charge, record)) = counted {
+        if let Some(Ruled { charge, record, .. }) = counted {
             let hash = self.hash_key(charge.key);
             let target = self.counted_target(charge, record, hash);
             let mut shard = self.shards.lock(self.shards.index(target.hash))?;
@@ -76,8 +92,8 @@ impl MemoryStore {
             seat = Some((shard, position));
         }
         // If all else would pass, a word decides by itself, and if it refuses, nothing was touched.
-        let mut by_word = None;
-        if let Some((charge, record)) = word {
+        let mut word_hash = 0;
+        if let Some(it @ Ruled { charge, record, .. }) = &word {
             if !has_room {
                 return None;
             }
@@ -90,40 +106,29 @@ impl MemoryStore {
                 }
                 _ => self.hash_key(charge.key),
             };
-            let hash = hash ^ record.salt;
-            let line = self.table.fetch(self.table.place(hash))?;
-            let charged = self.charge_line(line, charge.rule.0, record, hash, now, charge.ask.cost, at)?;
+            word_hash = hash ^ record.salt;
+            let line = self.table.fetch(self.table.place(word_hash))?;
+            let charged =
+                self.charge_line(line, charge.rule.0, record, word_hash, now, charge.ask.cost, at)?;
             has_room = charged.is_ok();
-            by_word = Some((hash, charged.unwrap_or_else(|refused| refused)));
+            tell(it, charged.unwrap_or_else(|refused| refused));
         }
         let op = if has_room { Op::Charge } else { Op::Estimate };
-        let by_place = placed.map(|(charge, record)| record.count_places(op, &charge.ask));
-        if has_room && by_place.is_some_and(|outcome| !outcome.allowed) {
-            drop(seat);
-            if let (Some((charge, record)), Some((hash, _))) = (word, by_word) {
-                self.undo_word(charge, record, hash, now, at);
+        if let Some(it) = &placed {
+            let outcome = it.record.count_places(op, &it.charge.ask);
+            if has_room && !outcome.allowed {
+                drop(seat);
+                if let Some(word) = &word {
+                    self.undo_word(word.charge, word.record, word_hash, now, at);
+                }
+                return None;
             }
-            return None;
+            tell(it, outcome);
         }
-        let by_count = match (counted, &mut seat) {
-            (Some((charge, record)), Some((shard, position))) => {
-                record.limit.count(op, shard.counted(*position)?, &charge.ask)
-            }
-            _ => None,
-        };
-        let is = |of: Option<Ruled<'_, 'c>>, charge| of.is_some_and(|(of, _)| std::ptr::eq(of, charge));
-        let mut outcomes = Vec::with_capacity(charges.len());
-        for charge in charges {
-            let told = match charge {
-                _ if is(counted, charge) => by_count,
-                _ if is(placed, charge) => by_place,
-                _ => by_word.map(|(_, outcome)| outcome),
-            };
-            if let Some(told) = told {
-                outcomes.push(told);
-            }
+        if let (Some(it), Some((shard, position))) = (&counted, &mut seat) {
+            tell(it, it.record.limit.count(op, shard.counted(*position)?, &it.charge.ask)?);
         }
-        Some(outcomes)
+        Some(has_room)
     }
 
     /// Others have taken the last places since they were looked at: what the call has taken goes back.
