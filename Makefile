@@ -69,6 +69,7 @@ format:
 clippy:
 	$(call heading, clippy)
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+	$(CARGO) clippy -p tollgate-core -p tollgate --lib --no-default-features -- -D warnings
 
 unit:
 	$(call heading, tests)

@@ -409,6 +409,14 @@ impl Limit {
         }
     }
 
+    /// Gives back what is counted in this process: as [`count`](Self::count), where nobody asks how it stands.
+    #[inline]
+    pub fn uncount(&self, used: &mut InProgress, ask: &Ask) {
+        let is_critical = ask.critical && matches!(self, Self::Fleet(_));
+        let of_kind = if is_critical { &mut used.critical } else { &mut used.other };
+        *of_kind = of_kind.saturating_sub(ask.cost);
+    }
+
     /// Whether what is in progress is counted in this process, without leases.
     pub fn is_counted(&self) -> bool {
         match self {

@@ -354,6 +354,28 @@ proptest! {
             prop_assert_eq!(subject.limit.level(&subject.state, now), twin.limit.level(&twin.state, now));
         }
     }
+
+    /// Whether or not somebody asks how it stands then, the same is given back.
+    #[test]
+    fn what_is_uncounted_is_what_a_refund_gives_back(
+        critical in 0..5_u64,
+        other in 0..5_u64,
+        cost in prop_oneof![0..7_u64, Just(u64::MAX)],
+        is_critical in any::<bool>(),
+        is_fleet in any::<bool>(),
+    ) {
+        let spec = Spec { capacity: 9, ttl: 10, fleet: Some((1, 5, FleetMode::Total)) };
+        let limit = match spec.limit() {
+            Limit::Fleet(fleet) if is_fleet => Limit::Fleet(fleet.counted()),
+            _ => Limit::concurrency(9).unwrap(),
+        };
+        let ask = Ask { cost, lease: LeaseId(0), critical: is_critical, taken: None };
+        let mut refunded = InProgress { critical, other };
+        let mut uncounted = refunded;
+        let _ = limit.count(Op::Refund, &mut refunded, &ask).unwrap();
+        limit.uncount(&mut uncounted, &ask);
+        prop_assert_eq!(uncounted, refunded);
+    }
 }
 
 /// Its own class has room; only the whole fleet is full, until the critical request ends.

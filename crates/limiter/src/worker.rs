@@ -262,6 +262,7 @@ impl WorkerShedderBuilder {
     }
 
     /// Goes on from where another one is: what that sheds is shed.
+    #[cfg(feature = "policy")]
     pub(crate) fn after(mut self, before: Option<&WorkerShedder>) -> Self {
         self.before = before.cloned();
         self

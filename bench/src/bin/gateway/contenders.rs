@@ -18,8 +18,11 @@ pub const OURS: &str = "tollgate, four limiters";
 pub const OURS_ALONE: &str = "tollgate, `limiters: {}`";
 pub const OURS_REFUSING: &str = "tollgate, everything refused";
 
+/// The file of tollgate's policy.
+pub const POLICY: &str = "tollgate.yaml";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Proxy {
+pub enum Proxy {
     Nginx,
     Haproxy,
     Envoy,
@@ -27,7 +30,7 @@ enum Proxy {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Limit {
+pub enum Limit {
     None,
     /// Nobody reaches it.
     High,
@@ -81,8 +84,24 @@ pub fn upstream(tools: &Tools) -> Result<Server, Failure> {
     Server::start(&nginx(tools, "upstream.conf", text, port))
 }
 
+/// Tollgate's policy.
+pub fn policy(limit: Limit) -> String {
+    let (template, rate) = match limit {
+        Limit::None => (include_str!("conf/tollgate-none.yaml"), ""),
+        Limit::High => (include_str!("conf/tollgate.yaml"), "1000000/s"),
+        Limit::Low => (include_str!("conf/tollgate.yaml"), "1/h"),
+    };
+    filled(template, &[("rate", rate.to_owned())])
+}
+
 impl Proxy {
-    fn start(self, tools: &Tools, limit: Limit, upstream: u16, threads: usize) -> Result<Server, Failure> {
+    pub fn start(
+        self,
+        tools: &Tools,
+        limit: Limit,
+        upstream: u16,
+        threads: usize,
+    ) -> Result<Server, Failure> {
         let port = free_port();
         let is_low = limit == Limit::Low;
         let choose = |low: &str, high: &str| if is_low { low } else { high }.to_owned();
@@ -121,19 +140,15 @@ impl Proxy {
                 })
             }
             Self::Tollgate => {
-                let template = match limit {
-                    Limit::None => include_str!("conf/tollgate-none.yaml"),
-                    Limit::High | Limit::Low => include_str!("conf/tollgate.yaml"),
-                };
                 let arguments = format!(
-                    "run --policy tollgate.yaml --gateway 127.0.0.1:{port} --admin off \
+                    "run --policy {POLICY} --gateway 127.0.0.1:{port} --admin off \
                      --upstream http://127.0.0.1:{upstream} --threads {threads}"
                 );
                 Server::start(&Start {
                     program: &tools.tollgate,
                     arguments: words(&arguments),
-                    file: "tollgate.yaml",
-                    text: fill(template, &[("rate", choose("1/h", "1000000/s"))]),
+                    file: POLICY,
+                    text: policy(limit),
                     port,
                 })
             }

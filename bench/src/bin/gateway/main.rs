@@ -2,6 +2,7 @@
 
 mod checks;
 mod contenders;
+mod exchange;
 mod plan;
 mod report;
 mod server;
@@ -19,7 +20,7 @@ type Failure = Box<dyn std::error::Error>;
 
 const HELP: &str = "\
 Measures the gateway beside nginx, HAProxy and Envoy and prints a report in Markdown.
-A full run takes about seven minutes and also replaces docs/benchmarks-gateway.md.
+A full run takes about twelve minutes and also replaces docs/benchmarks-gateway.md.
 scripts/bench-setup.sh installs what it needs.
 
   --quick          one short repetition: rough

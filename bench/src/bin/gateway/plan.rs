@@ -6,6 +6,7 @@ use tollgate_bench::figures::median;
 
 use crate::Failure;
 use crate::contenders::{self, Contender};
+use crate::exchange::{self, Cost};
 use crate::server::{Cpu, Server};
 use crate::tools::Tools;
 use crate::wrk::{self, Load};
@@ -19,11 +20,16 @@ pub struct Settings {
 
 impl Settings {
     pub fn rounds(&self) -> usize {
-        if self.is_quick { 1 } else { 15 }
+        if self.is_quick { 1 } else { 11 }
     }
 
     pub fn seconds(&self) -> u64 {
         if self.is_quick { 3 } else { 2 }
+    }
+
+    /// Slices with the limiters and without them.
+    pub fn pairs(&self) -> usize {
+        if self.is_quick { 20 } else { 700 }
     }
 }
 
@@ -61,6 +67,7 @@ impl Row {
 
 pub struct Results {
     pub rows: Vec<Row>,
+    pub cost: Cost,
     /// How many processes wanted a processor before anything was begun, in the mean of a minute.
     pub load_before: String,
 }
@@ -95,7 +102,10 @@ pub fn run(settings: &Settings, tools: &Tools) -> Result<Results, Failure> {
             row.samples.push(sample.map_err(|failure| format!("{}: {failure}", contender.name))?);
         }
     }
-    Ok(Results { rows, load_before })
+    drop(servers);
+    eprintln!("the same with and without limiters, side by side");
+    let cost = exchange::run(settings, tools, &upstream)?;
+    Ok(Results { rows, cost, load_before })
 }
 
 fn measure(

@@ -71,6 +71,35 @@ impl Server {
         std::fs::read_to_string(self.folder.join("said")).unwrap_or_default()
     }
 
+    /// Puts another text in the place of one of its files, at one stroke.
+    pub fn replace(&self, file: &str, text: &str) -> Result<(), Failure> {
+        let beside = self.folder.join("beside");
+        std::fs::write(&beside, text)?;
+        Ok(std::fs::rename(beside, self.folder.join(file))?)
+    }
+
+    /// Asks it to read its files again.
+    pub fn reload(&self) {
+        self.signal(libc::SIGHUP);
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        let process = libc::pid_t::try_from(self.process.id()).expect("a number of a process");
+        // SAFETY: `kill` touches nothing of ours. The process has not been waited for, so its number is still its own.
+        unsafe { libc::kill(process, signal) };
+    }
+
+    /// What its threads have used so far, in nanoseconds: for times that are too short for ticks.
+    pub fn cpu_nanos(&self) -> Result<u64, Failure> {
+        let mut used = 0;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
+            let schedstat = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+            let on_processors = schedstat.split(' ').next().and_then(|nanos| nanos.parse::<u64>().ok());
+            used += on_processors.ok_or_else(|| format!("no figures in schedstat: {schedstat}"))?;
+        }
+        Ok(used)
+    }
+
     /// What it has used so far, with all its children.
     pub fn cpu(&self) -> Cpu {
         let all = processes();
@@ -92,10 +121,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let process = libc::pid_t::try_from(self.process.id()).expect("a number of a process");
-        // SAFETY: `kill` touches nothing of ours. The process has not been waited for, so its number is still its own.
         // Asked to end, it ends its children, too.
-        unsafe { libc::kill(process, libc::SIGTERM) };
+        self.signal(libc::SIGTERM);
         let begun = Instant::now();
         while matches!(self.process.try_wait(), Ok(None)) {
             if begun.elapsed() > PATIENCE {

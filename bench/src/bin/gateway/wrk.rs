@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use crate::Failure;
 
@@ -23,12 +23,23 @@ pub struct Load {
     pub refused: f64,
 }
 
-pub fn run(wrk: &Path, server: SocketAddr, seconds: u64) -> Result<Load, Failure> {
-    let output = Command::new(wrk)
+fn load(wrk: &Path, server: SocketAddr, seconds: u64) -> Command {
+    let mut command = Command::new(wrk);
+    command
         .args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s"), "--latency"])
         .args(["-H", &format!("{}: {}", KEY.0, KEY.1)])
-        .arg(format!("http://{server}/v1/charges"))
-        .output()?;
+        .arg(format!("http://{server}/v1/charges"));
+    command
+}
+
+/// The same load, until it is ended.
+pub fn endless(wrk: &Path, server: SocketAddr) -> Result<Child, Failure> {
+    const DAY: u64 = 24 * 3600;
+    Ok(load(wrk, server, DAY).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
+}
+
+pub fn run(wrk: &Path, server: SocketAddr, seconds: u64) -> Result<Load, Failure> {
+    let output = load(wrk, server, seconds).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     parse(&said).ok_or_else(|| {
         format!("wrk has said no figures: {said}{}", String::from_utf8_lossy(&output.stderr)).into()

@@ -503,14 +503,22 @@ impl Store for MemoryStore {
         self.count_in_progress(rule, key, at)
     }
 
+    #[inline]
     fn give_back(&self, charge: Charge<'_>) {
-        if self.uncount(&charge).is_some() {
-            return;
+        if self.uncount(&charge).is_none() {
+            self.refund(&charge);
         }
+    }
+}
+
+impl MemoryStore {
+    /// Gives back what is not counted, or not where it was.
+    #[inline(never)]
+    fn refund(&self, charge: &Charge<'_>) {
         // What is given back is there whatever the time is, so that of the last reading will do.
         let is_read = self.reads_system_clock.load(Ordering::Relaxed);
         let now = if is_read { self.latest_seen(None) } else { self.time(None) };
         // Giving back needs no room, so it cannot fail.
-        let _ = self.decide_once(Op::Refund, &charge, now);
+        let _ = self.decide_once(Op::Refund, charge, now);
     }
 }

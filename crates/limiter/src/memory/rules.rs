@@ -160,17 +160,28 @@ impl Record {
     /// Does `op` to what is counted here.
     #[inline]
     pub(crate) fn count_places(&self, op: Op, ask: &Ask) -> Outcome {
+        let count = |used: &mut InProgress| self.limit.count(op, used, ask);
+        self.change_places(count).unwrap_or(Outcome::allow(0, 0))
+    }
+
+    /// Gives back what is counted here.
+    #[inline]
+    pub(crate) fn uncount_places(&self, ask: &Ask) {
+        self.change_places(|used| self.limit.uncount(used, ask));
+    }
+
+    #[inline]
+    fn change_places<R>(&self, mut step: impl FnMut(&mut InProgress) -> R) -> R {
         let mut word = self.family.places.load(Ordering::Acquire);
         loop {
-            let before = unpack_places(word);
-            let mut used = before;
-            let Some(outcome) = self.limit.count(op, &mut used, ask) else { return Outcome::allow(0, 0) };
-            if used == before {
-                return outcome;
-            }
+            let mut used = unpack_places(word);
+            let result = step(&mut used);
             let next = pack_places(used);
+            if next == word {
+                return result;
+            }
             match self.family.places.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return outcome,
+                Ok(_) => return result,
                 Err(seen) => word = seen,
             }
         }

@@ -151,13 +151,14 @@ impl MemoryStore {
         let record =
             self.rules.get(charge.rule.0).filter(|record| record.is_counted && record.is_lasting())?;
         if record.holds(charge.key) {
-            let _ = record.count_places(Op::Refund, &charge.ask);
+            record.uncount_places(&charge.ask);
             return Some(());
         }
         let target = self.counted_target(charge, record, self.hash_key(charge.key));
         let mut shard = self.shards.lock(self.shards.index(target.hash))?;
         let seat = self.shards.seat(&shard, &target)?;
-        record.limit.count(Op::Refund, shard.counted(seat)?, &charge.ask).map(|_| ())
+        record.limit.uncount(shard.counted(seat)?, &charge.ask);
+        Some(())
     }
 
     #[inline(always)]
