@@ -217,7 +217,7 @@ fn a_named_header_holds_one_address() {
         (&["nonsense"], PROXY),
         (&["1.1.1.1, 203.0.113.9"], PROXY),
         (&["1.1.1.1", REAL], PROXY),
-        (&[REAL, REAL], PROXY),
+        (&[REAL, REAL], REAL),
         (&["", REAL], PROXY),
     ] {
         assert_eq!(client(&rules, PROXY, lines), ip(expected), "{lines:?}");

@@ -128,14 +128,10 @@ impl<'a> Facts<'a> {
         if said == Said::One(b"") { Said::Nothing } else { said }
     }
 
-    /// The value of a header that came once and is not empty. One that came twice has no value: whichever were taken, a
-    /// caller could choose another by adding one.
+    /// The value of a header that says one thing. One that says several has no value: whichever were taken, a caller could choose
+    /// another by adding one.
     pub fn only_header(&self, name: &str) -> Option<&'a [u8]> {
-        let (mut only, mut count) = (None, 0);
-        self.headers.each(name, &mut |value| {
-            (only, count) = (Some(value), count + 1);
-        });
-        only.map(<[u8]>::trim_ascii).filter(|value| count == 1 && !value.is_empty())
+        self.said(name).one()
     }
 
     /// Whether any value of a header is as it should be.
