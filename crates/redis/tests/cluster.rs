@@ -223,6 +223,8 @@ fn passed(calls: &[Call]) -> u64 {
 /// A primary goes away under load, and its replica takes over.
 async fn one_primary_away(with_first_tag: bool, lose: impl FnOnce(&mut RedisServer)) {
     const LIMIT: u64 = 2500;
+    /// A busy machine may hold up a call or two for as long as the deadline. A shard that is disturbed loses hundreds.
+    const HELD_UP: usize = 10;
     let mut cluster = Cluster::start(Flavour::Redis);
     let node = node(&cluster.url()).await;
     let rule = node.define("per user", once(LIMIT)).unwrap();
@@ -254,17 +256,17 @@ async fn one_primary_away(with_first_tag: bool, lose: impl FnOnce(&mut RedisServ
         let admitted = 1 + passed(&exact) + more;
         if shard == victim {
             assert!(alone.len() > 100, "{}: {} calls without the store", name, alone.len());
-            assert!(alone.iter().all(|call| call.begun < back), "{name}: all is exact again");
+            let late = alone.iter().filter(|call| call.begun >= back).count();
+            assert!(late <= HELD_UP, "{name}: all is exact again, and yet {late} calls were not");
             assert!(exact.iter().any(|call| call.begun > back));
             assert!(passed(&alone) <= LIMIT, "{} passed alone", passed(&alone));
             // What the replica had not heard of is forgotten; and what was charged when it died, nobody has heard of.
             assert!((LIMIT - 10..=LIMIT + 100).contains(&admitted), "{name}: {admitted} of {LIMIT}");
         } else {
             let when: Vec<_> = alone.iter().map(|call| (call.begun - lost, call.took)).take(9).collect();
-            // A busy machine may hold up a call or two for as long as the deadline. A shard that is disturbed loses hundreds.
-            let held_up = alone.len() as u64;
-            assert!(held_up <= 10, "{name}: {held_up} calls of another shard were disturbed: {when:?}");
-            assert!((LIMIT - held_up..=LIMIT).contains(&admitted), "{name}: {admitted} of {LIMIT}");
+            let held_up = alone.len();
+            assert!(held_up <= HELD_UP, "{name}: {held_up} calls of another shard were disturbed: {when:?}");
+            assert!((LIMIT - held_up as u64..=LIMIT).contains(&admitted), "{name}: {admitted} of {LIMIT}");
         }
     }
 }
