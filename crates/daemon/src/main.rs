@@ -92,6 +92,7 @@ fn main() -> ExitCode {
             let told = format!("{error:#}");
             let told = told.strip_prefix("error: ").unwrap_or(&told);
             let _ = writeln!(io::stderr(), "error: {told}");
+            tell_of_variables(told);
             CANNOT.into()
         }
     }
@@ -108,8 +109,39 @@ fn arguments() -> Command {
         words.insert(1, "run".into());
     }
     let command = without_empty_variables(Arguments::command());
-    let parsed = Arguments::from_arg_matches(&command.get_matches_from(words));
-    parsed.unwrap_or_else(|error| error.exit()).command
+    let matches = command.try_get_matches_from(words);
+    let parsed = matches.and_then(|matches| Arguments::from_arg_matches(&matches));
+    parsed
+        .unwrap_or_else(|error| {
+            let _ = error.print();
+            if error.use_stderr() {
+                tell_of_variables(&error.to_string());
+            }
+            std::process::exit(error.exit_code())
+        })
+        .command
+}
+
+/// An error that names a flag which nobody has written is about a variable of the environment.
+fn tell_of_variables(error: &str) {
+    let is_written = |flag: &str| {
+        std::env::args()
+            .any(|word| word.strip_prefix(flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
+    };
+    let mut told = Vec::new();
+    for command in Arguments::command().get_subcommands() {
+        for argument in command.get_arguments() {
+            let (Some(flag), Some(variable)) = (argument.get_long(), argument.get_env()) else { continue };
+            let flag = format!("--{flag}");
+            let is_meant = error.split(|c: char| !(c.is_alphanumeric() || c == '-')).any(|word| word == flag);
+            let variable = variable.to_string_lossy().into_owned();
+            let is_set = std::env::var(&variable).is_ok_and(|value| !value.trim().is_empty());
+            if is_meant && is_set && !is_written(&flag) && !told.contains(&variable) {
+                let _ = writeln!(io::stderr(), "note: {flag} was not given; the variable {variable} says it");
+                told.push(variable);
+            }
+        }
+    }
 }
 
 /// Variables of the environment that are empty say nothing: that is how many set those that they do not need.

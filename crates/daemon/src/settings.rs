@@ -32,7 +32,7 @@ pub struct RunArguments {
     #[arg(long, env = "TOLLGATE_STORE", value_name = "URL", hide_env_values = true)]
     pub store: Option<String>,
     /// Threads that serve requests [default: as many as there are processors]
-    #[arg(long, env = "TOLLGATE_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, env = "TOLLGATE_THREADS", value_name = "N", value_parser = threads)]
     pub threads: Option<u16>,
     /// The access log: `stdout`, a file, or `off`, in place of the policy's
     #[arg(long, env = "TOLLGATE_ACCESS_LOG", value_name = "WHERE")]
@@ -106,6 +106,11 @@ impl Door {
             }
         }
     }
+}
+
+fn threads(text: &str) -> Result<u16, String> {
+    let threads = text.trim().parse().ok().filter(|threads| (1..=1024).contains(threads));
+    threads.ok_or_else(|| "write a number from 1 to 1024".to_owned())
 }
 
 /// The address that a flag names. An error says what to write.

@@ -513,6 +513,15 @@ async fn what_http1_bears_of_lengths_is_put_right_for_http2() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_takes_a_hundred_requests_on_a_connection_is_asked_more_on_another() {
+    asked_on_more_connections(100).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_takes_few_requests_on_a_connection_is_asked_on_many() {
+    asked_on_more_connections(7).await;
+}
+
+async fn asked_on_more_connections(most: u32) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -524,7 +533,7 @@ async fn a_server_that_takes_a_hundred_requests_on_a_connection_is_asked_more_on
                 Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
             });
             let mut server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            server.max_concurrent_streams(100);
+            server.max_concurrent_streams(most);
             tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
         }
     });
@@ -535,6 +544,71 @@ async fn a_server_that_takes_a_hundred_requests_on_a_connection_is_asked_more_on
     drop(waiting);
     tollgate.comes_to_rest();
     assert_eq!(tollgate.get("/", &[]).text(), "hello");
+}
+
+/// A server that turns away the first request of its first connections, each in a way of its own, before it answers with what it was sent.
+fn turns_away(ways: Vec<Frame>) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for way in ways.into_iter().map(Some).chain([None]) {
+            let mut server = Http2::accept(&listener);
+            let (mut body, mut has_ended, mut stream) = (Vec::new(), false, 1);
+            while !has_ended {
+                let Ok(frame) = server.frame() else { return };
+                if matches!(frame.kind, kind::HEADERS | kind::DATA) {
+                    (has_ended, stream) = (frame.flags & flag::END_STREAM != 0, frame.stream);
+                }
+                if frame.kind == kind::DATA {
+                    body.extend(frame.payload);
+                }
+            }
+            if let Some(way) = way {
+                server.send(&way);
+                // One that has begun with something and yet closes the connection never answers.
+                if way == breaks() {
+                    continue;
+                }
+            } else {
+                server.send(&tollgate_testkit::http2::headers(stream, &[(":status", "200")], false));
+                server.send(&Frame::new(kind::DATA, flag::END_STREAM, stream, body));
+            }
+            kept.push(server);
+        }
+        std::thread::park();
+    });
+    address
+}
+
+/// What a server closes a connection to has not been begun with, and neither has what it refuses: it says so (RFC 9113, 8.7).
+#[test]
+fn requests_that_a_server_has_not_begun_with_are_made_again_with_their_bodies() {
+    let closes = || Frame::new(kind::GOAWAY, 0, 0, [0; 8]);
+    let refuses = || Frame::new(kind::RST_STREAM, 0, 1, 7_u32.to_be_bytes());
+    for ways in [vec![closes()], vec![refuses()], vec![closes(), closes(), refuses()]] {
+        let tollgate = patient_in_front_of_http2(turns_away(ways));
+        let answer =
+            tollgate.client().ask("POST", "/", &[("content-type", "text/plain")], b"once and for all");
+        assert_eq!((answer.status, answer.text().as_str()), (200, "once and for all"));
+        tollgate.comes_to_rest();
+    }
+}
+
+/// The last stream that the server has begun with is the first one.
+fn breaks() -> Frame {
+    Frame::new(kind::GOAWAY, 0, 0, [0, 0, 0, 1, 0, 0, 0, 2])
+}
+
+/// What may have been begun with is not made again.
+#[test]
+fn requests_that_a_server_may_have_begun_with_are_made_once() {
+    let internal_error = Frame::new(kind::RST_STREAM, 0, 1, 2_u32.to_be_bytes());
+    for way in [internal_error, breaks()] {
+        let tollgate = patient_in_front_of_http2(turns_away(vec![way]));
+        assert_eq!(tollgate.client().ask("POST", "/", &[], b"once").status, 502);
+        tollgate.comes_to_rest();
+    }
 }
 
 /// A client that takes so many bytes each time, until the answer has ended. Returns how much it got.

@@ -230,6 +230,24 @@ fn variables_that_are_empty_say_nothing() {
     assert!(said.contains(&gateway) && said.contains(&admin), "{said}");
 }
 
+/// Found by a reader: who had set a variable was told of a flag.
+#[test]
+fn what_a_variable_says_wrongly_is_blamed_on_the_variable() {
+    let folder = Folder::new(Some(OPEN));
+    for (name, flag, right) in [
+        ("TOLLGATE_THREADS", "--threads", "write a number from 1 to 1024"),
+        ("TOLLGATE_GATEWAY", "--gateway", "write --gateway 127.0.0.1:8080"),
+        ("TOLLGATE_ADMIN", "--admin", "write --admin 127.0.0.1:8083"),
+    ] {
+        let output = folder.command(&["run"], &[(name, "nonsense")]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let note = format!("note: {flag} was not given; the variable {name} says it");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&note) && said.contains(right), "{said}");
+        assert!(!folder.fails(&[flag, "nonsense"]).contains("note:"));
+    }
+}
+
 #[test]
 fn limiters_that_are_not_enforced_for_all_are_told() {
     let upstream = Upstream::hello();

@@ -1,5 +1,6 @@
 //! Bodies through the gateway: nothing is held back, nothing is lost, nothing is added.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+#![allow(clippy::disallowed_methods, reason = "the gateway is another process, with a clock of its own")]
 
 use std::io::Write;
 use std::sync::mpsc::channel;
@@ -304,4 +305,65 @@ fn what_is_no_request_is_told_so() {
         assert!(client.is_closed(PATIENCE));
     }
     assert!(upstream.received().is_empty());
+}
+
+/// A gateway that waits a second for more of a request, and three for more of an answer.
+fn impatient(upstream: &Upstream) -> Tollgate {
+    let policy = "gateway: { timeouts: { body: 1s, answer: 3s } }\nlimiters: {}\n";
+    gateway(policy, upstream)
+}
+
+const CONVERSATION: &str = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
+
+/// A client that has nothing to say while it is being told something is not a slow one.
+#[test]
+fn a_conversation_goes_on_as_long_as_either_side_says_something() {
+    let upstream = Upstream::by_hand(|_, mut client| {
+        client.read_until(b"hello\r\n");
+        client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(500));
+            client.send("4\r\nmore\r\n");
+        }
+        client.read_until(b"0\r\n\r\n");
+        client.send("0\r\n\r\n");
+    });
+    let tollgate = impatient(&upstream);
+    let mut client = tollgate.client();
+    client.send(CONVERSATION);
+    assert_eq!(client.read_head().status, 200);
+    for _ in 0..8 {
+        client.read_until(b"more\r\n");
+    }
+    // And the other way round.
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(500));
+        client.send("2\r\nhm\r\n");
+    }
+    client.send("0\r\n\r\n");
+    assert_eq!(client.read_until(b"0\r\n\r\n"), b"0\r\n\r\n");
+    tollgate.comes_to_rest();
+    assert_eq!(tollgate.metric("tollgate_upstream_failures_total"), 0.0);
+}
+
+/// If neither does, it ends, and the server is not to blame.
+#[test]
+fn a_conversation_in_which_nobody_says_anything_ends() {
+    let (end, ended) = channel::<()>();
+    let ended = std::sync::Mutex::new(ended);
+    let upstream = Upstream::by_hand(move |_, mut client| {
+        client.read_until(b"hello\r\n");
+        client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        let _ = ended.lock().unwrap().recv_timeout(PATIENCE);
+    });
+    let tollgate = impatient(&upstream);
+    let mut client = tollgate.client();
+    client.send(CONVERSATION);
+    assert_eq!(client.read_head().status, 200);
+    let begun = std::time::Instant::now();
+    assert!(client.is_closed(PATIENCE));
+    assert!(begun.elapsed() > Duration::from_secs(2), "only after {:?}", begun.elapsed());
+    tollgate.comes_to_rest();
+    assert_eq!(tollgate.metric("tollgate_upstream_failures_total"), 0.0);
+    drop(end);
 }

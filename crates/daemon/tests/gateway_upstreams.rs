@@ -1,14 +1,16 @@
 //! Whom requests are passed on to: by path and host, in turn, and past servers that are ill or gone.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
+#![allow(clippy::disallowed_methods, reason = "the gateway is another process, with a clock of its own")]
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::common::{BINARY, OPEN, begin};
 use serde_json::Value;
-use tollgate_testkit::http::{Gate, Upstream};
+use tollgate_testkit::http::{Full, Gate, Upstream};
 use tollgate_testkit::{Tollgate, free_port, wait_until};
 
 /// A server that answers with its name.
@@ -248,4 +250,31 @@ fn a_service_that_hangs_is_not_idle() {
     wait_until("it is seen that nothing comes", || busy() > 100.0);
     assert_eq!(held.read().status, 504);
     wait_until("it is idle again", || busy() == 0.0);
+}
+
+/// Found by a reader: every few seconds all requests of that moment waited for a server that was away.
+#[test]
+fn one_request_at_a_time_tries_whether_a_server_is_there_again() {
+    let (here, away) = (named("here"), Full::start());
+    let policy = "gateway: { timeouts: { connect: 1s } }\nlimiters: {}\n";
+    let servers = format!("{},http://{}", here.url(), away.address);
+    let tollgate = Tollgate::start(BINARY, policy, &["--upstream", &servers]);
+    let begun = Instant::now();
+    let asks = || {
+        let (mut client, mut slow) = (tollgate.client(), 0);
+        while begun.elapsed() < Duration::from_secs(8) {
+            let asked = Instant::now();
+            assert_eq!(client.get("/", &[]).text(), "here");
+            let is_known = asked - begun > Duration::from_millis(1500);
+            slow += u32::from(is_known && asked.elapsed() > Duration::from_millis(700));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        slow
+    };
+    let slow: u32 = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(asks)).collect();
+        asking.into_iter().map(|asking| asking.join().unwrap()).sum()
+    });
+    tollgate.says("the server cannot be reached");
+    assert!((1..=5).contains(&slow), "{slow} requests had to wait");
 }

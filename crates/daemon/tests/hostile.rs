@@ -757,6 +757,29 @@ fn heads_that_are_none_are_counted_and_written_down() {
     assert_eq!((count("\"status\":400"), count("\"status\":431")), (2, 1), "{log}");
 }
 
+/// Found by a reader: they were written down as 400, and looked like somebody's mistake.
+#[test]
+fn clients_that_leave_in_the_middle_of_their_request_are_written_down_as_such() {
+    let upstream = Upstream::hello();
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let mut tollgate = Tollgate::start(BINARY, "limiters: {}\n", &flags);
+    for length in ["content-length: 100\r\n\r\nabc", "transfer-encoding: chunked\r\n\r\n9\r\nabc"] {
+        let mut client = tollgate.client();
+        client.send(format!("POST / HTTP/1.1\r\nhost: a\r\n{length}"));
+        tollgate.comes_to("tollgate_http_requests_in_flight", 1.0);
+        drop(client);
+        tollgate.comes_to_rest();
+    }
+    tollgate.signal("TERM");
+    let log = tollgate.folder().join("access.log");
+    assert!(tollgate.ends(SOON));
+    let log = std::fs::read_to_string(log).unwrap();
+    let is_told = |line: &&str| {
+        line.contains("\"status\":499") && line.contains("the client went away in the middle of its request")
+    };
+    assert_eq!(log.lines().filter(is_told).count(), 2, "{log}");
+}
+
 /// Bounds that a test can wait for: a megabyte a second at least.
 const FAST: &str = "gateway: { min_rate: 1MB, timeouts: { body: 1s } }\n";
 /// Another for all of a body.

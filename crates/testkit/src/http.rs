@@ -296,6 +296,32 @@ pub fn listen_narrow() -> TcpListener {
     socket.into()
 }
 
+/// A server that nobody gets a connection with: as many wait for it as may.
+pub struct Full {
+    /// Where it is.
+    pub address: SocketAddr,
+    _kept: Vec<Socket>,
+}
+
+impl Full {
+    /// Starts it.
+    pub fn start() -> Self {
+        let server = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        server.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        server.listen(0).unwrap();
+        let address = server.local_addr().unwrap();
+        let waiting = (0..4).map(|_| {
+            let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            client.set_nonblocking(true).unwrap();
+            let _ = client.connect(&address);
+            client
+        });
+        let mut kept: Vec<Socket> = waiting.collect();
+        kept.push(server);
+        Self { address: address.as_socket().unwrap(), _kept: kept }
+    }
+}
+
 /// What a server does with a request: it has the connection for itself. False closes it.
 type Handler = dyn Fn(&Received, &mut TcpStream) -> bool + Send + Sync;
 

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -38,12 +39,29 @@ pub(super) enum Trouble {
     Malformed = 4,
 }
 
+impl Trouble {
+    /// Why an answer that had begun was broken off, if that is why.
+    fn in_the_middle(self) -> Option<&'static str> {
+        Some(match self {
+            Self::None => return None,
+            Self::TooLarge => "the request became larger than it may be, in the middle of its answer",
+            Self::Slow => {
+                "neither the client nor the server said anything in time, in the middle of the answer"
+            }
+            Self::Gone => "the client went away in the middle of its request",
+            Self::Malformed => "the body of the request is no HTTP, in the middle of its answer",
+        })
+    }
+}
+
 /// How the sending of a request goes, for who waits for the answer.
 #[derive(Debug)]
 pub(super) struct Sending {
     trouble: AtomicU8,
     /// Since when the server has all that the client has sent. None: more is being waited for.
     server_waits_since: Mutex<Option<Instant>>,
+    /// When some of the answer last came, if it has begun.
+    answered: Mutex<Option<Instant>>,
 }
 
 impl Default for Sending {
@@ -51,6 +69,7 @@ impl Default for Sending {
         Self {
             trouble: AtomicU8::new(Trouble::None as u8),
             server_waits_since: Mutex::new(Some(Instant::now())),
+            answered: Mutex::new(None),
         }
     }
 }
@@ -73,6 +92,11 @@ impl Sending {
     /// Since when it is the server that is being waited for: not at all before now, while it is the client.
     pub(super) fn server_waits_since(&self) -> Instant {
         self.server_waits_since.lock().unwrap_or_else(Instant::now)
+    }
+
+    /// Some of the answer has come.
+    fn answer_comes(&self) {
+        *self.answered.lock() = Some(Instant::now());
     }
 
     fn waits_for_client(&self, does: bool) {
@@ -150,6 +174,105 @@ pub(super) enum AskedBody {
     #[default]
     Empty,
     Streamed(Box<Streamed>),
+    /// One that can be had again.
+    Kept(Reader),
+}
+
+/// Of a body that may be wanted again so much is kept.
+const KEPT: usize = 64 << 10;
+
+/// A body, and what has been read of it, for as long as that is little.
+struct Kept {
+    body: Box<Streamed>,
+    read: Vec<Piece>,
+    bytes: usize,
+    is_lost: bool,
+    /// The one reader who reads. Those before have given up.
+    reader: usize,
+}
+
+#[derive(Clone)]
+enum Piece {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+impl Piece {
+    fn of(frame: &Frame<Bytes>) -> Option<Self> {
+        let trailers = || frame.trailers_ref().cloned().map(Self::Trailers);
+        frame.data_ref().cloned().map(Self::Data).or_else(trailers)
+    }
+
+    fn frame(&self) -> Frame<Bytes> {
+        match self.clone() {
+            Self::Data(data) => Frame::data(data),
+            Self::Trailers(trailers) => Frame::trailers(trailers),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Data(data) => data.len(),
+            Self::Trailers(_) => 0,
+        }
+    }
+}
+
+/// Reads a body that can be had again.
+pub(super) struct Reader {
+    kept: Arc<Mutex<Kept>>,
+    number: usize,
+    /// How many pieces it has read.
+    next: usize,
+}
+
+/// A body that can be had again, if a server has not begun with it.
+#[derive(Clone)]
+pub(super) struct Again(Option<Arc<Mutex<Kept>>>);
+
+impl Again {
+    /// The body from its beginning. None if too much of it has gone.
+    pub(super) fn body(&self) -> Option<AskedBody> {
+        let Some(shared) = &self.0 else { return Some(AskedBody::Empty) };
+        let mut kept = shared.lock();
+        if kept.is_lost {
+            return None;
+        }
+        kept.reader += 1;
+        Some(AskedBody::Kept(Reader { kept: Arc::clone(shared), number: kept.reader, next: 0 }))
+    }
+}
+
+impl Reader {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let mut kept = self.kept.lock();
+        if kept.reader != self.number {
+            return Poll::Ready(Some(Err(BrokenOff::Closed)));
+        }
+        if let Some(piece) = kept.read.get(self.next) {
+            self.next += 1;
+            return Poll::Ready(Some(Ok(piece.frame())));
+        }
+        let frame = ready!(kept.body.poll(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(piece) = Piece::of(frame).filter(|_| !kept.is_lost)
+        {
+            kept.bytes += piece.len();
+            kept.is_lost = kept.bytes > KEPT;
+            if kept.is_lost {
+                kept.read = Vec::new();
+            } else {
+                kept.read.push(piece);
+                self.next += 1;
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    /// What it has yet to read of what was read before.
+    fn ahead(&self, kept: &Kept) -> usize {
+        kept.read.iter().skip(self.next).map(Piece::len).sum()
+    }
 }
 
 pub(super) struct Streamed {
@@ -186,6 +309,21 @@ impl AskedBody {
 
     pub(super) fn is_empty(&self) -> bool {
         matches!(self, Self::Empty)
+    }
+
+    /// Sees to it that it can be had again.
+    pub(super) fn keep(&mut self) -> Again {
+        *self = match std::mem::take(self) {
+            Self::Streamed(body) => {
+                let kept = Kept { body, read: Vec::new(), bytes: 0, is_lost: false, reader: 0 };
+                Self::Kept(Reader { kept: Arc::new(Mutex::new(kept)), number: 0, next: 0 })
+            }
+            other => other,
+        };
+        Again(match self {
+            Self::Kept(reader) => Some(Arc::clone(&reader.kept)),
+            _ => None,
+        })
     }
 }
 
@@ -231,17 +369,24 @@ impl Streamed {
         })
     }
 
-    /// Waits for the client, but not for ever: neither for the next piece, nor for all of them together.
+    /// Waits for the client, but not for ever: neither for the next piece, nor for all of them together. A request whose answer has begun
+    /// is a conversation: both sides are there for as long as either says something.
     fn wait(&mut self, context: &mut Context<'_>) -> Poll<BrokenOff> {
         let (times, begun) = (self.site.times, self.begun);
         let left = times.body.min(times.earned(self.seen).saturating_sub(self.waited));
-        let (_, timer) = self.waiting.get_or_insert_with(|| {
+        let within = |until: Instant| times.whole.map_or(until, |whole| until.min(begun + whole));
+        let (since, timer) = self.waiting.get_or_insert_with(|| {
             let now = Instant::now();
-            let until = times.whole.map_or(now + left, |whole| (now + left).min(begun + whole));
-            (now, Box::pin(tokio::time::sleep_until(until)))
+            (now, Box::pin(tokio::time::sleep_until(within(now + left))))
         });
-        if timer.as_mut().poll(context).is_pending() {
-            return Poll::Pending;
+        loop {
+            ready!(timer.as_mut().poll(context));
+            let answered = *self.sending.answered.lock();
+            let later = answered.map(|answered| within(answered.max(*since) + times.answer));
+            match later.filter(|later| *later > timer.deadline()) {
+                Some(later) => timer.as_mut().reset(later),
+                None => break,
+            }
         }
         self.sending.fails(Trouble::Slow);
         Poll::Ready(BrokenOff::Slow)
@@ -270,6 +415,7 @@ impl Body for AskedBody {
         match self.get_mut() {
             Self::Empty => Poll::Ready(None),
             Self::Streamed(streamed) => streamed.poll(context),
+            Self::Kept(reader) => reader.poll(context),
         }
     }
 
@@ -277,6 +423,10 @@ impl Body for AskedBody {
         match self {
             Self::Empty => true,
             Self::Streamed(streamed) => streamed.body.is_end_stream(),
+            Self::Kept(reader) => {
+                let kept = reader.kept.lock();
+                reader.next >= kept.read.len() && kept.body.body.is_end_stream()
+            }
         }
     }
 
@@ -284,6 +434,13 @@ impl Body for AskedBody {
         match self {
             Self::Empty => SizeHint::with_exact(0),
             Self::Streamed(streamed) => streamed.body.size_hint(),
+            Self::Kept(reader) => {
+                let kept = reader.kept.lock();
+                match kept.body.body.size_hint().exact() {
+                    Some(length) => SizeHint::with_exact(length + reader.ahead(&kept) as u64),
+                    None => SizeHint::default(),
+                }
+            }
         }
     }
 }
@@ -477,6 +634,9 @@ impl AnswerBody {
         carried: Carried,
         is_yet_to_tell: bool,
     ) -> Self {
+        if let Some(sending) = &sending {
+            sending.answer_comes();
+        }
         let flow = Flow::Own(Box::new(Passed { body, carried }));
         let kind = Kind::Passed { flow, most, rest: Bytes::new(), patience, timer: None, sending };
         let mut passed = Self { kind, lines: if is_yet_to_tell { Lines::OfPermit } else { Lines::NONE } };
@@ -507,7 +667,15 @@ impl AnswerBody {
         }
     }
 
-    /// Breaks off, for this reason.
+    /// Breaks off, for this reason, which is not the server's.
+    fn breaks_off(&mut self, why: &str) {
+        if let Kind::Passed { flow, .. } = &mut self.kind {
+            flow.with(|passed| passed.carried.track.note(|entry| entry.error = Some(why.to_owned())));
+        }
+        self.end(false);
+    }
+
+    /// Breaks off, for this reason, which is the server's.
     fn fails(&mut self, why: &str) {
         if let Kind::Passed { flow, .. } = &mut self.kind {
             flow.with(|passed| passed.carried.track.fails(why));
@@ -580,6 +748,9 @@ impl Body for AnswerBody {
             }
             Poll::Ready(Some(Ok(frame))) => {
                 *timer = None;
+                if let Some(sending) = sending {
+                    sending.answer_comes();
+                }
                 // Nobody asks for more behind trailers, and so nobody would hear that there is no more.
                 match has_ended || frame.is_trailers() {
                     true => this.end(true),
@@ -588,7 +759,12 @@ impl Body for AnswerBody {
             }
             Poll::Ready(None) => this.end(true),
             Poll::Ready(Some(Err(error))) => {
-                this.fails(&format!("the server broke off in the middle of its answer: {error}"));
+                match sending.as_ref().and_then(|sending| sending.trouble().in_the_middle()) {
+                    Some(why) => this.breaks_off(why),
+                    None => {
+                        this.fails(&format!("the server broke off in the middle of its answer: {error}"));
+                    }
+                }
             }
         }
         frame

@@ -254,7 +254,7 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
     let served = http1_of(&worker, wire);
     let connection = Arc::new(connection);
     let mut served = pin!(served.serve(|request| request::answer(&worker, &connection, request)));
-    let tick_every = TICK.min(site.times.body).min(site.times.whole.unwrap_or(TICK));
+    let tick_every = TICK.min(site.times.body).min(site.times.whole.map_or(TICK, |whole| whole / 4));
     let mut tick = pin!(tokio::time::sleep(tick_every));
     let mut ends = pin!(unconstrained(drain.cancelled()));
     // Both wake this task when it is time, and need not be asked each time that something else does. They answer truly also
@@ -305,7 +305,7 @@ where
         .serve_connection(TokioIo::new(Calm::new(stream, Arc::clone(&doing))), edge);
     let mut served = pin!(served);
     let Times { head, body, idle, whole, .. } = site.times;
-    let tick_every = TICK.min(idle).min(head).min(body).min(whole.unwrap_or(TICK));
+    let tick_every = TICK.min(idle).min(head).min(body).min(whole.map_or(TICK, |whole| whole / 4));
     let mut tick = pin!(tokio::time::sleep(tick_every));
     // Who has come since clients were told to go elsewhere stays until the end.
     let (notice, drain) = (&worker.shared.notice, &worker.shared.drain);

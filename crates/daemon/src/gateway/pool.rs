@@ -1,8 +1,10 @@
 //! Servers behind the gateway, and connections with them. Each worker keeps its own, so that no two wait for each other.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use http::header::{self, HeaderValue};
@@ -17,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tollgate_core::policy::{self, Protocol};
 
-use super::body::{AskedBody, PassedBody};
+use super::body::{self, AskedBody, PassedBody};
 use super::http1::{self, Exchange, Stream};
 use super::tls::Trust;
 use crate::seldom::Seldom;
@@ -27,8 +29,10 @@ const FORGOTTEN: Duration = Duration::from_secs(50);
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
-/// So many requests share a connection over HTTP/2: servers take a hundred at once, or more.
+/// So many requests share a connection over HTTP/2, if the server takes as many at once.
 const MOST_AT_ONCE: usize = 100;
+/// How often a request is tried with a server that turns it away before it has begun with it, as one does that closes a connection.
+const TURNED_AWAY: usize = 4;
 /// How much of an answer over HTTP/2 is taken before its client has taken it.
 const STREAM_WINDOW: u32 = 256 << 10;
 /// The same of all answers on one connection: as much as there can be. They are those of many clients, and however many do not take
@@ -88,9 +92,11 @@ impl Upstream {
             // Only those take turns: else the one behind a server that is away would have that one's turns, too.
             let well =
                 || (0..count).filter(|at| self.servers.get(*at).is_some_and(|server| server.is_well()));
-            let at = turn.checked_rem(well().count()).and_then(|turn| well().nth(turn));
-            if at.is_some() {
-                return at;
+            // Another may have been first to try one that was away: then it is well no longer.
+            while let Some(at) = turn.checked_rem(well().count()).and_then(|turn| well().nth(turn)) {
+                if self.servers.get(at).is_some_and(|server| server.may_be_tried()) {
+                    return Some(at);
+                }
             }
         }
         turn.checked_rem(count)
@@ -108,6 +114,8 @@ pub(crate) struct Server {
     /// When it was last found to be out of reach, and since when in a row, if it was.
     unreachable: Mutex<Option<Instant>>,
     is_unreachable: AtomicBool,
+    /// When somebody last tried whether it is there again.
+    tried: Mutex<Option<Instant>>,
     /// What looking after it has shown.
     is_ill: AtomicBool,
 }
@@ -133,11 +141,50 @@ struct Many {
     sender: http2::SendRequest<AskedBody>,
     /// Those that have no whole answer yet.
     requests: Arc<AtomicUsize>,
+    /// How many the server takes at once.
+    most: Arc<AtomicUsize>,
 }
 
 impl Many {
-    fn new(sender: http2::SendRequest<AskedBody>) -> Self {
-        Self { sender, requests: Arc::default() }
+    /// Over a connection that is new.
+    async fn over(stream: Stream, patience: Duration) -> Result<Self, String> {
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_timeout(Duration::from_secs(10))
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            // None before the server has said how many.
+            .initial_max_send_streams(0)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| told(&error))?;
+        let mut connection = Box::pin(connection);
+        let begun = Instant::now();
+        while connection.current_max_send_streams() == 0 {
+            if poll_fn(|context| Poll::Ready(connection.as_mut().poll(context))).await.is_ready() {
+                return Err("the server closed the connection at once: does it speak HTTP/2?".to_owned());
+            }
+            if begun.elapsed() > patience {
+                return Err(format!("the server takes no requests over HTTP/2 within {patience:?}"));
+            }
+            // Nobody tells when it has said so; it does at once.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let most = Arc::new(AtomicUsize::new(1));
+        let told = Arc::clone(&most);
+        let tell = move |most: usize| told.store(most.clamp(1, MOST_AT_ONCE), Ordering::Relaxed);
+        tell(connection.current_max_send_streams());
+        tokio::spawn(poll_fn(move |context| {
+            let polled = connection.as_mut().poll(context);
+            tell(connection.current_max_send_streams());
+            polled
+        }));
+        Ok(Self { sender, requests: Arc::default(), most })
+    }
+
+    fn has_room(&self) -> bool {
+        self.requests.load(Ordering::Acquire) < self.most.load(Ordering::Relaxed)
     }
 
     fn share(&self) -> (http2::SendRequest<AskedBody>, Share) {
@@ -238,6 +285,7 @@ impl Server {
             tls,
             prefers_http2: AtomicBool::new(false),
             unreachable: Mutex::new(None),
+            tried: Mutex::new(None),
             is_unreachable: AtomicBool::new(false),
             is_ill: AtomicBool::new(false),
         }
@@ -248,8 +296,23 @@ impl Server {
         if self.is_ill.load(Ordering::Relaxed) {
             return false;
         }
+        let is_long_ago =
+            |time: &Mutex<Option<Instant>>| time.lock().is_none_or(|at| at.elapsed() > LEFT_ALONE);
         !self.is_unreachable.load(Ordering::Relaxed)
-            || self.unreachable.lock().is_none_or(|since| since.elapsed() > LEFT_ALONE)
+            || is_long_ago(&self.unreachable) && is_long_ago(&self.tried)
+    }
+
+    /// Whether this request may try it: one alone tries whether a server is there again, and the others need not wait for that.
+    fn may_be_tried(&self) -> bool {
+        if !self.is_unreachable.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut tried = self.tried.lock();
+        let is_first = tried.is_none_or(|tried| tried.elapsed() > LEFT_ALONE);
+        if is_first {
+            *tried = Some(Instant::now());
+        }
+        is_first
     }
 
     /// Whether it could not be reached by somebody who has tried since then.
@@ -334,19 +397,6 @@ fn late(patience: Duration) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {patience:?}"))
 }
 
-async fn http2_of(stream: Stream) -> hyper::Result<http2::SendRequest<AskedBody>> {
-    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(10))
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .handshake(TokioIo::new(stream))
-        .await?;
-    tokio::spawn(connection);
-    Ok(sender)
-}
-
 /// How a request is to be passed on.
 #[derive(Clone, Copy)]
 pub(super) struct Manner {
@@ -429,9 +479,9 @@ impl Server {
             && let Some(shelf) = self.shelves.get(manner.worker)
         {
             // That turns out with the first connection.
-            match http2_of(stream).await {
-                Ok(sender) => shelf.http2.lock().await.push(Many::new(sender)),
-                Err(error) => return Err((Failed::Unreachable(told(&error)), Again::Elsewhere)),
+            match Many::over(stream, manner.connect_timeout).await {
+                Ok(many) => shelf.http2.lock().await.push(many),
+                Err(why) => return Err((Failed::Unreachable(why), Again::Elsewhere)),
             }
             return self.pass_http2(request, manner).await;
         }
@@ -497,9 +547,9 @@ impl Server {
         let Some(shelf) = self.shelves.get(manner.worker) else {
             return Err((Failed::Unreachable("there is no such worker".to_owned()), Again::Elsewhere));
         };
-        for tried in 0..2 {
-            // What was sent once is tried nowhere else.
-            let again = if tried == 0 { Again::Elsewhere } else { Again::Never };
+        // What may have been begun with is tried once more, and nowhere else.
+        let mut again = Again::Elsewhere;
+        for _ in 0..TURNED_AWAY {
             let ((mut sender, share), is_fresh) = {
                 // Whoever comes meanwhile waits for this connection instead of making another, and hears when there is none.
                 let since = Instant::now();
@@ -507,7 +557,7 @@ impl Server {
                     return Err((late(manner.connect_timeout).into(), again));
                 };
                 kept.retain(|many| !many.sender.is_closed());
-                match kept.iter().find(|many| many.requests.load(Ordering::Acquire) < MOST_AT_ONCE) {
+                match kept.iter().find(|many| many.has_room()) {
                     Some(many) => (many.share(), false),
                     None if self.is_out_of_reach_since(since) => {
                         let why = "no connection, neither for another request".to_owned();
@@ -523,9 +573,9 @@ impl Server {
                             drop(kept);
                             return self.pass_on(stream, request).await;
                         }
-                        let many = match http2_of(stream).await {
-                            Ok(sender) => Many::new(sender),
-                            Err(error) => return Err((Failed::Unreachable(error.to_string()), again)),
+                        let many = match Many::over(stream, manner.connect_timeout).await {
+                            Ok(many) => many,
+                            Err(why) => return Err((Failed::Unreachable(why), again)),
                         };
                         let shared = many.share();
                         kept.push(many);
@@ -534,16 +584,28 @@ impl Server {
                 }
             };
             name_host_in_target(request, &self.address);
-            let copy = is_repeatable(request).then(|| copy_of(request));
-            match sender.try_send_request(std::mem::take(request)).await {
+            let (is_repeatable, copy) = (is_repeatable(request), Copied::of(request));
+            let mut error = match sender.try_send_request(std::mem::take(request)).await {
                 Ok(response) => return Ok(response.map(|body| PassedBody::Http2(body, Some(share)))),
-                Err(mut error) => match error.take_message().or(copy.filter(|_| !is_fresh)) {
-                    Some(again) => *request = again,
-                    None => return Err((Failed::Broken(told(&error.into_error())), Again::Never)),
-                },
+                Err(error) => error,
+            };
+            let unsent = error.take_message();
+            let error = error.into_error();
+            let is_unbegun = unsent.is_some() || is_unbegun(&error);
+            if is_unbegun {
+                // Whoever closes a connection takes nothing more on it.
+                shelf.http2.lock().await.retain(|many| !Arc::ptr_eq(&many.requests, &share.0));
+            } else if !is_repeatable || is_fresh || again == Again::Never {
+                return Err((Failed::Broken(told(&error)), Again::Never));
+            } else {
+                again = Again::Never;
+            }
+            match unsent.or_else(|| copy.request()) {
+                Some(next) => *request = next,
+                None => return Err((Failed::Broken(told(&error)), Again::Never)),
             }
         }
-        Err((Failed::Broken("the connection was closed twice".to_owned()), Again::Never))
+        Err((Failed::Broken("the server has turned the request away again and again".to_owned()), again))
     }
 }
 
@@ -618,14 +680,36 @@ fn is_repeatable(request: &Request<AskedBody>) -> bool {
         && matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE)
 }
 
-/// A copy of a request without a body.
-fn copy_of(request: &Request<AskedBody>) -> Request<AskedBody> {
-    let mut copy = Request::new(AskedBody::Empty);
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.version_mut() = request.version();
-    copy.headers_mut().clone_from(request.headers());
-    copy
+/// Whether the server has certainly not begun with a request: it says so itself, by closing the connection to all that came
+/// behind another, or by refusing it (RFC 9113, 8.7).
+fn is_unbegun(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
+    source.is_some_and(|error| {
+        error.is_remote() && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
+    })
+}
+
+/// A request that can be made again.
+struct Copied {
+    head: Request<()>,
+    body: body::Again,
+}
+
+impl Copied {
+    fn of(request: &mut Request<AskedBody>) -> Self {
+        let mut head = Request::new(());
+        *head.method_mut() = request.method().clone();
+        *head.uri_mut() = request.uri().clone();
+        *head.version_mut() = request.version();
+        head.headers_mut().clone_from(request.headers());
+        Self { head, body: request.body_mut().keep() }
+    }
+
+    /// None, if too much of its body has gone.
+    fn request(self) -> Option<Request<AskedBody>> {
+        let body = self.body.body()?;
+        Some(self.head.map(|()| body))
+    }
 }
 
 /// An answer with its body.

@@ -227,7 +227,7 @@ impl Passing {
                 let problem = match trouble() {
                     Trouble::TooLarge => Problem::TooLarge,
                     Trouble::Slow => Problem::Slow,
-                    Trouble::Gone => Problem::Malformed("The body of the request broke off."),
+                    Trouble::Gone => return gone(is_grpc, track),
                     Trouble::Malformed => Problem::Malformed("The body of the request is no HTTP."),
                     Trouble::None => {
                         let (Failed::Unreachable(why) | Failed::NoFiles(why) | Failed::Broken(why)) = &failed;
@@ -338,6 +338,14 @@ fn own(problem: Problem, is_grpc: bool, mut track: Track) -> Response<AnswerBody
         entry.error.get_or_insert_with(|| problem.name().to_owned());
     });
     text(if is_grpc { problem.grpc_answer() } else { problem.answer() }, track)
+}
+
+/// What is said to a client that went away in the middle of its request, should it still listen. For the log there was no answer.
+fn gone(is_grpc: bool, mut track: Track) -> Response<AnswerBody> {
+    track.note(|entry| entry.error = Some("the client went away in the middle of its request".to_owned()));
+    let problem = Problem::Malformed("The body of the request broke off.");
+    let answer = if is_grpc { problem.grpc_answer() } else { problem.answer() };
+    answer.map(|text| AnswerBody::text(text, track))
 }
 
 /// What the limiters have to say.
