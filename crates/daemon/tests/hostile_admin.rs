@@ -200,7 +200,9 @@ fn what_is_no_request_of_the_door_is_refused_and_comes_back_harmless() {
         assert!(matches!(answer.status, 400 | 404 | 405), "{path}: {answer:?}");
     }
     assert_eq!(ask(&tollgate, "DELETE", "/metrics", &[], b"").status, 405);
-    assert_eq!(ask(&tollgate, "GET", "/api/mode", &[], b"").status, 405);
+    let other_way = ask(&tollgate, "GET", "/api/mode", &[], b"");
+    assert_eq!((other_way.status, other_way.header("allow")), (405, "POST"));
+    assert_eq!(other_way.header("content-type"), "application/problem+json");
     assert_eq!(mode(&tollgate, &[]), "enforce");
     let said = tollgate.said().join("\n");
     assert!(!said.contains("panicked") && !said.contains("Set-Cookie") && !said.contains('\x1b'), "{said}");

@@ -83,13 +83,17 @@ impl Admin {
             .route("/api/limiters/{name}/mode", post(switch))
             .route("/api/mode", post(switch_all))
             .route("/api/utilization", post(report_utilization))
+            .method_not_allowed_fallback(other_method)
             .layer(middleware::from_fn_with_state(self.clone(), guard));
         let router = Router::new()
             .route("/livez", get(|| async { "alive\n" }))
             .route("/readyz", get(ready))
+            .method_not_allowed_fallback(other_method)
             .merge(guarded)
             .fallback(|| async {
-                problem(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/status")
+                let all = "there are GET /livez, /readyz, /metrics and /api/status, and POST /api/limiters/NAME/mode, \
+                           /api/mode and /api/utilization";
+                problem(StatusCode::NOT_FOUND, all)
             })
             .layer(middleware::map_response(as_it_is))
             .with_state(self.clone());
@@ -108,6 +112,11 @@ async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Resp
             })
         }
     }
+}
+
+async fn other_method() -> Response {
+    let why = "this is asked in another way, which `Allow` names: what changes something is a POST, all else is a GET";
+    problem(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
 /// Browsers make nothing of an answer that it does not say it is.
