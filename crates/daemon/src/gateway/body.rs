@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -20,6 +19,7 @@ use tollgate_core::answer::HeadLines;
 use super::doing::{Progress, Streaming};
 use super::fields;
 use super::http1::{ClientBody, ServerBody};
+use super::kept::{Original, Reader};
 use super::pool::{Lent, Share};
 use super::site::Site;
 use super::track::Track;
@@ -178,103 +178,6 @@ pub(super) enum AskedBody {
     Kept(Reader),
 }
 
-/// Of a body that may be wanted again so much is kept.
-const KEPT: usize = 64 << 10;
-
-/// A body, and what has been read of it, for as long as that is little.
-struct Kept {
-    body: Box<Streamed>,
-    read: Vec<Piece>,
-    bytes: usize,
-    is_lost: bool,
-    /// The one reader who reads. Those before have given up.
-    reader: usize,
-}
-
-#[derive(Clone)]
-enum Piece {
-    Data(Bytes),
-    Trailers(HeaderMap),
-}
-
-impl Piece {
-    fn of(frame: &Frame<Bytes>) -> Option<Self> {
-        let trailers = || frame.trailers_ref().cloned().map(Self::Trailers);
-        frame.data_ref().cloned().map(Self::Data).or_else(trailers)
-    }
-
-    fn frame(&self) -> Frame<Bytes> {
-        match self.clone() {
-            Self::Data(data) => Frame::data(data),
-            Self::Trailers(trailers) => Frame::trailers(trailers),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Data(data) => data.len(),
-            Self::Trailers(_) => 0,
-        }
-    }
-}
-
-/// Reads a body that can be had again.
-pub(super) struct Reader {
-    kept: Arc<Mutex<Kept>>,
-    number: usize,
-    /// How many pieces it has read.
-    next: usize,
-}
-
-/// A body that can be had again, if a server has not begun with it.
-#[derive(Clone)]
-pub(super) struct Again(Option<Arc<Mutex<Kept>>>);
-
-impl Again {
-    /// The body from its beginning. None if too much of it has gone.
-    pub(super) fn body(&self) -> Option<AskedBody> {
-        let Some(shared) = &self.0 else { return Some(AskedBody::Empty) };
-        let mut kept = shared.lock();
-        if kept.is_lost {
-            return None;
-        }
-        kept.reader += 1;
-        Some(AskedBody::Kept(Reader { kept: Arc::clone(shared), number: kept.reader, next: 0 }))
-    }
-}
-
-impl Reader {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        let mut kept = self.kept.lock();
-        if kept.reader != self.number {
-            return Poll::Ready(Some(Err(BrokenOff::Closed)));
-        }
-        if let Some(piece) = kept.read.get(self.next) {
-            self.next += 1;
-            return Poll::Ready(Some(Ok(piece.frame())));
-        }
-        let frame = ready!(kept.body.poll(context));
-        if let Some(Ok(frame)) = &frame
-            && let Some(piece) = Piece::of(frame).filter(|_| !kept.is_lost)
-        {
-            kept.bytes += piece.len();
-            kept.is_lost = kept.bytes > KEPT;
-            if kept.is_lost {
-                kept.read = Vec::new();
-            } else {
-                kept.read.push(piece);
-                self.next += 1;
-            }
-        }
-        Poll::Ready(frame)
-    }
-
-    /// What it has yet to read of what was read before.
-    fn ahead(&self, kept: &Kept) -> usize {
-        kept.read.iter().skip(self.next).map(Piece::len).sum()
-    }
-}
-
 pub(super) struct Streamed {
     body: AskingBody,
     /// How much more may come.
@@ -312,23 +215,31 @@ impl AskedBody {
     }
 
     /// Sees to it that it can be had again.
-    pub(super) fn keep(&mut self) -> Again {
+    pub(super) fn keep(&mut self) -> Original {
         *self = match std::mem::take(self) {
-            Self::Streamed(body) => {
-                let kept = Kept { body, read: Vec::new(), bytes: 0, is_lost: false, reader: 0 };
-                Self::Kept(Reader { kept: Arc::new(Mutex::new(kept)), number: 0, next: 0 })
-            }
+            Self::Streamed(body) => Self::Kept(Reader::new(body)),
             other => other,
         };
-        Again(match self {
-            Self::Kept(reader) => Some(Arc::clone(&reader.kept)),
-            _ => None,
-        })
+        match self {
+            Self::Kept(reader) => reader.original(),
+            _ => Original::EMPTY,
+        }
     }
 }
 
 impl Streamed {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+    pub(super) fn has_ended(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let frame = match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
@@ -422,25 +333,16 @@ impl Body for AskedBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Empty => true,
-            Self::Streamed(streamed) => streamed.body.is_end_stream(),
-            Self::Kept(reader) => {
-                let kept = reader.kept.lock();
-                reader.next >= kept.read.len() && kept.body.body.is_end_stream()
-            }
+            Self::Streamed(streamed) => streamed.has_ended(),
+            Self::Kept(reader) => reader.has_ended(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Empty => SizeHint::with_exact(0),
-            Self::Streamed(streamed) => streamed.body.size_hint(),
-            Self::Kept(reader) => {
-                let kept = reader.kept.lock();
-                match kept.body.body.size_hint().exact() {
-                    Some(length) => SizeHint::with_exact(length + reader.ahead(&kept) as u64),
-                    None => SizeHint::default(),
-                }
-            }
+            Self::Streamed(streamed) => streamed.size_hint(),
+            Self::Kept(reader) => reader.size_hint(),
         }
     }
 }

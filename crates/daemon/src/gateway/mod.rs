@@ -12,6 +12,7 @@ mod doing;
 mod fields;
 mod health;
 mod http1;
+mod kept;
 mod pool;
 mod problem;
 mod proxy_protocol;

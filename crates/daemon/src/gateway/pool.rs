@@ -19,8 +19,9 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tollgate_core::policy::{self, Protocol};
 
-use super::body::{self, AskedBody, PassedBody};
+use super::body::{AskedBody, PassedBody};
 use super::http1::{self, Exchange, Stream};
+use super::kept::Original;
 use super::tls::Trust;
 use crate::seldom::Seldom;
 
@@ -593,7 +594,7 @@ impl Server {
             let error = error.into_error();
             let is_unbegun = unsent.is_some() || is_unbegun(&error);
             if is_unbegun {
-                // Whoever closes a connection takes nothing more on it.
+                // Nothing more is asked on a connection that is being closed, or that has too much to do.
                 shelf.http2.lock().await.retain(|many| !Arc::ptr_eq(&many.requests, &share.0));
             } else if !is_repeatable || is_fresh || again == Again::Never {
                 return Err((Failed::Broken(told(&error)), Again::Never));
@@ -692,7 +693,7 @@ fn is_unbegun(error: &hyper::Error) -> bool {
 /// A request that can be made again.
 struct Copied {
     head: Request<()>,
-    body: body::Again,
+    body: Original,
 }
 
 impl Copied {
