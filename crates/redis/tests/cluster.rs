@@ -251,7 +251,7 @@ async fn one_primary_away(with_first_tag: bool, lose: impl FnOnce(&mut RedisServ
         let took = percentile(calls.iter().map(|call| call.took), 99);
         assert!(took <= DEADLINE + SLACK, "{name}: 99 % within {took:?}");
         let (alone, exact): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| call.degraded);
-        let more = admitted(&*node, rule, name).await;
+        let more = admitted_by_shared(&node, rule, name).await;
         // One was taken to find out where it goes.
         let admitted = 1 + passed(&exact) + more;
         if shard == victim {
@@ -563,7 +563,7 @@ async fn slots_move(half: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_of_which_every_node_was_killed_and_restarted_is_found_again() {
     let mut cluster = Cluster::start(Flavour::Redis);
-    let node = node(&cluster.url()).await;
+    let node = patient_node(&cluster.url()).await;
     let rule = node.define("per user", once(50)).unwrap();
     assert_eq!(admitted(&*node, rule, "alice").await, 50);
     let load = Load::start(&node, rule, "alice", 4);
@@ -599,6 +599,8 @@ async fn who_gives_a_place_back_and_asks_anew_finds_it_free_in_a_cluster_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shard_that_hangs_keeps_no_places_of_others_from_coming_back() {
     let cluster = Cluster::start(Flavour::Redis);
+    // Longer than a busy machine holds up a call, and than all others need.
+    const DEADLINE: Duration = Duration::from_secs(2);
     let store = RedisStore::builder(cluster.url()).secret("s").deadline(DEADLINE).build().unwrap();
     store.ready().await.unwrap();
     let node = Failsafe::new(store);
@@ -623,7 +625,7 @@ async fn a_shard_that_hangs_keeps_no_places_of_others_from_coming_back() {
     for name in &others {
         let mut verdict = node.charge(&[place(rule, name, 2)], None).await.unwrap();
         while !verdict.allowed {
-            assert!(begun.elapsed() < Duration::from_millis(400), "{name} waits for another shard");
+            assert!(begun.elapsed() < DEADLINE, "{name} waits for another shard");
             tokio::time::sleep(Duration::from_millis(2)).await;
             verdict = node.charge(&[place(rule, name, 2)], None).await.unwrap();
         }

@@ -34,8 +34,7 @@ async fn a_server_that_is_absent_at_the_start_is_done_without_and_found_when_it_
     let health = node.shared().health();
     assert!(health.degraded && health.problem.is_some_and(|problem| problem.contains("refused")));
     server.restart();
-    until_exact(&node).await;
-    assert_eq!(admitted(&*node, rule, "alice").await, 10);
+    assert_eq!(admitted_by_shared(&node, rule, "alice").await, 10);
     assert_eq!(node.shared().health().problem, None);
 }
 
