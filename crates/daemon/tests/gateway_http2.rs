@@ -16,7 +16,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate_testkit::http::{Client, Gate, Upstream};
-use tollgate_testkit::http2::{Frame, Http2, flag, headers, kind};
+use tollgate_testkit::http2::{Frame, Http2, flag, headers, kind, request};
 use tollgate_testkit::{Tollgate, free_port};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -215,6 +215,39 @@ async fn a_refused_grpc_call_is_told_in_the_words_of_grpc() {
     assert!(client.check(asked("shop")).await.is_ok());
     let refused = client.check(asked("shop")).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused:?}");
+}
+
+/// A client that was told that its upload is refused, and is still sending it: on stream 3.
+fn refused_upload() -> (Tollgate, Http2) {
+    let tollgate = gateway("limiters: { one: { rate: 1/h, burst: 1, per: global } }", &parrot());
+    let mut client = Http2::connect(tollgate.gateway);
+    assert_eq!(client.get(1, "/").status(), 200);
+    client.ask(3, &request("POST", "/upload"), false);
+    assert_eq!(client.outcome(3).status(), 429);
+    (tollgate, client)
+}
+
+#[test]
+fn a_refused_upload_is_taken_to_its_end_lest_the_answer_is_taken_for_lost() {
+    let (_tollgate, mut client) = refused_upload();
+    for part in 0..12 {
+        let flags = if part == 11 { flag::END_STREAM } else { 0 };
+        client.send(&Frame::new(kind::DATA, flags, 3, [7; 16 << 10]));
+    }
+    client.ask(5, &request("GET", "/"), true);
+    let is_told = |frame: &Frame| (frame.stream, frame.kind) == (5, kind::HEADERS);
+    let frames = std::iter::repeat_with(|| client.frame().unwrap());
+    let reset = frames.take_while(|frame| !is_told(frame)).find(|frame| frame.kind == kind::RST_STREAM);
+    assert_eq!(reset, None);
+}
+
+#[test]
+fn a_refused_upload_that_does_not_go_on_is_ended() {
+    let (_tollgate, mut client) = refused_upload();
+    let mut frames = std::iter::repeat_with(|| client.frame().unwrap());
+    let reset = frames.find(|frame| frame.kind == kind::RST_STREAM).unwrap();
+    let no_error = [0; 4];
+    assert_eq!((reset.stream, &reset.payload[..]), (3, &no_error[..]));
 }
 
 #[tokio::test]

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use thiserror::Error;
-use tokio::time::{Instant, Sleep};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep, timeout};
 use tollgate::Permit;
 use tollgate_core::answer::HeadLines;
 
@@ -24,6 +26,7 @@ use super::pool::{Lent, Share};
 use super::site::Site;
 use super::track::Track;
 use super::tunnel::Tunnel;
+use super::{FALLS_SILENT, LINGERS};
 use crate::store::AnyStore;
 
 /// What was wrong with the body of a request.
@@ -127,8 +130,7 @@ pub(super) enum BrokenOff {
 pub(super) enum Coming<B> {
     Empty,
     Http1(B),
-    /// And the place on its connection, if others may wait for that.
-    Http2(Incoming, #[expect(dead_code, reason = "it is given back with the body")] Option<Share>),
+    Http2(Http2Body),
 }
 
 /// The body of a request, as it comes from the client.
@@ -147,7 +149,7 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
         match self.get_mut() {
             Self::Empty => Poll::Ready(None),
             Self::Http1(body) => Pin::new(body).poll_frame(context),
-            Self::Http2(body, _) => Pin::new(body).poll_frame(context).map_err(BrokenOff::from),
+            Self::Http2(body) => body.poll(context),
         }
     }
 
@@ -155,7 +157,7 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
         match self {
             Self::Empty => true,
             Self::Http1(body) => body.is_end_stream(),
-            Self::Http2(body, _) => body.is_end_stream(),
+            Self::Http2(body) => body.body.as_ref().is_none_or(Body::is_end_stream),
         }
     }
 
@@ -163,7 +165,52 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Coming<B> {
         match self {
             Self::Empty => SizeHint::with_exact(0),
             Self::Http1(body) => body.size_hint(),
-            Self::Http2(body, _) => body.size_hint(),
+            Self::Http2(body) => body.body.as_ref().map_or_else(SizeHint::default, Body::size_hint),
+        }
+    }
+}
+
+/// A body over HTTP/2, until it has come to its end.
+pub(super) struct Http2Body {
+    body: Option<Incoming>,
+    whose: Whose,
+}
+
+enum Whose {
+    Client,
+    /// And its place on the connection, for which others may wait.
+    Server(#[expect(dead_code, reason = "it is given back with the body")] Share),
+}
+
+impl Http2Body {
+    pub(super) fn of_client(body: Incoming) -> Self {
+        Self { body: Some(body), whose: Whose::Client }
+    }
+
+    pub(super) fn of_server(body: Incoming, place: Share) -> Self {
+        Self { body: Some(body), whose: Whose::Server(place) }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let frame = ready!(Pin::new(body).poll_frame(context));
+        if !matches!(frame, Some(Ok(_))) {
+            self.body = None;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(BrokenOff::from)))
+    }
+}
+
+/// What a client still sends when nobody wants it any more is taken for a while: to leave it is to reset the stream, and there are
+/// clients that take the answer for lost then, although they have it.
+impl Drop for Http2Body {
+    fn drop(&mut self) {
+        let (Whose::Client, Some(mut body)) = (&self.whose, self.body.take()) else { return };
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !body.is_end_stream() {
+            runtime.spawn(timeout(LINGERS, async move {
+                while let Ok(Some(Ok(_))) = timeout(FALLS_SILENT, body.frame()).await {}
+            }));
         }
     }
 }

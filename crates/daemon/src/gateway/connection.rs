@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout};
 
-use super::body::{AnswerBody, AskingBody};
+use super::body::{AnswerBody, AskingBody, Http2Body};
 use super::calm::Calm;
 use super::doing::Doing;
 use super::fields;
@@ -222,7 +222,8 @@ impl Service<Request<Incoming>> for Edge {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
-        request::answer(&self.worker, &self.connection, request.map(|body| AskingBody::Http2(body, None)))
+        let request = request.map(|body| AskingBody::Http2(Http2Body::of_client(body)));
+        request::answer(&self.worker, &self.connection, request)
     }
 }
 

@@ -52,6 +52,10 @@ use crate::store::AnyStore;
 
 /// How long those are seen to who came just before the end.
 const MOMENT: Duration = Duration::from_millis(100);
+/// What a client still sends after its answer is taken for so long, lest the answer is lost with it; and for so long nothing comes
+/// before it is left.
+const LINGERS: Duration = Duration::from_secs(10);
+const FALLS_SILENT: Duration = Duration::from_secs(1);
 /// How often it is looked after connections that nobody uses.
 const TIDY: Duration = Duration::from_secs(5);
 

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tollgate_core::policy::{self, Protocol};
 
-use super::body::{AskedBody, PassedBody};
+use super::body::{AskedBody, Http2Body, PassedBody};
 use super::http1::{self, Exchange, Stream};
 use super::kept::Original;
 use super::tls::Trust;
@@ -587,7 +587,9 @@ impl Server {
             name_host_in_target(request, &self.address);
             let (is_repeatable, copy) = (is_repeatable(request), Copied::of(request));
             let mut error = match sender.try_send_request(std::mem::take(request)).await {
-                Ok(response) => return Ok(response.map(|body| PassedBody::Http2(body, Some(share)))),
+                Ok(response) => {
+                    return Ok(response.map(|body| PassedBody::Http2(Http2Body::of_server(body, share))));
+                }
                 Err(error) => error,
             };
             let unsent = error.take_message();

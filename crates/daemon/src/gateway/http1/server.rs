@@ -19,12 +19,12 @@ use super::decode::Decoder;
 use super::encode::{self, Announced, Encoder, Manner, Unlike};
 use super::head::{self, Asked, Length, Scan, Wrong};
 use super::wire::Wire;
-use crate::gateway::Room;
 use crate::gateway::alarm::Alarm;
 use crate::gateway::body::{AnswerBody, AskingBody, BrokenOff};
 use crate::gateway::problem::Problem;
 use crate::gateway::request::Answering;
 use crate::gateway::tunnel;
+use crate::gateway::{FALLS_SILENT, LINGERS, Room};
 
 /// So much of the next requests is read while one is answered.
 const READ_AHEAD: usize = 8 << 10;
@@ -34,10 +34,6 @@ const LAST_CALL: Duration = Duration::from_millis(250);
 /// A body that nobody wants is read to its end if it is not larger and comes sooner: the connection goes on then.
 const SMALL: usize = 64 << 10;
 const SOON: Duration = Duration::from_millis(500);
-/// What is still coming is taken for so long when a connection is closed, lest the answer is lost with it; and for so long
-/// nothing comes before it is closed.
-const LINGERS: Duration = Duration::from_secs(10);
-const FALLS_SILENT: Duration = Duration::from_secs(1);
 
 /// A connection with a client.
 pub(in crate::gateway) struct Connection {
