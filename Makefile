@@ -46,7 +46,7 @@ instructions: ## instructions per decision against docs/instructions.tsv
 
 loom: ## every interleaving of the lock-free table
 	$(call heading, loom)
-	RUSTFLAGS="--cfg tollgate_loom" $(CARGO) test --release -p tollgate --lib --target-dir target/loom loom_
+	RUSTFLAGS="--cfg tollgate_loom" $(CARGO) test --release -p tollgate --lib --target-dir $(TARGET)/loom loom_
 
 deny: ## licences, bans and sources of dependencies
 	$(call heading, dependencies)
@@ -82,7 +82,7 @@ docs:
 
 bench-check:
 	$(call heading, benchmarks compile)
-	$(CARGO) check --manifest-path bench/Cargo.toml
+	$(CARGO) check --manifest-path bench/Cargo.toml --target-dir $(TARGET)
 
 # Their tools cannot be had everywhere (scripts/setup.sh tries): these steps run where the
 # tool is, and say so where it is not.

@@ -201,14 +201,23 @@ fn execute(command: Command) -> anyhow::Result<bool> {
             let field = |known: &serde_json::Value, name: &str| {
                 known.get(name).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
             };
+            let is_by_hand = |known: &serde_json::Value| known.get("by_hand") == Some(&true.into());
             let limiters = status.get("limiters").and_then(serde_json::Value::as_array);
             for known in limiters.into_iter().flatten() {
                 let (name, holds) = (field(known, "name"), field(known, "mode"));
-                let is_meant = limiter.is_none_or(|limiter| limiter == name) && mode != "policy";
-                if is_meant && holds != mode {
+                let is_meant = limiter.is_none_or(|limiter| limiter == name);
+                if is_meant && mode != "policy" && holds != mode {
                     let why = "it is the least strict of the policy, its own switch and that of all";
                     writeln!(io::stdout(), "  {name} is {holds} all the same: {why}")?;
                 }
+                if limiter.is_none() && mode == "policy" && is_by_hand(known) {
+                    let how = format!("tollgate switch {name} policy");
+                    writeln!(io::stdout(), "  {name} is still {holds} by its own switch: {how}")?;
+                }
+            }
+            if limiter.is_some() && mode == "policy" && is_by_hand(&status) {
+                let (all, how) = (field(&status, "mode"), "tollgate switch --all policy");
+                writeln!(io::stdout(), "  all limiters are switched to {all}: {how}")?;
             }
             Ok(true)
         }

@@ -49,8 +49,11 @@ fn a_file_that_is_of_no_use_leaves_everything_as_it_was() {
         "{shown}"
     );
     assert_eq!(code, Some(0));
+    let readiness = || tollgate.ask_admin("GET", "/readyz", "").text();
+    assert_eq!(readiness(), "ready, degraded: the policy file was not loaded, the one before it goes on\n");
     tollgate.write_policy("limiters: {}\n");
     wait_until("it is mended", || tollgate.get("/", &[]).status == 200);
+    assert_eq!(readiness(), "ready\n");
 }
 
 #[test]
@@ -161,6 +164,23 @@ fn reloads_under_load_cost_nobody_an_answer() {
     is_over.store(true, Ordering::Relaxed);
     assert!(callers.into_iter().all(|caller| caller.join().unwrap() > 0));
     assert_eq!(reloads(&tollgate).1, 0);
+}
+
+/// Found by a reader: they went on by the bounds that they had begun with.
+#[test]
+fn connections_that_were_there_before_have_the_new_bounds() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("gateway: { max_head: 64KB }\nlimiters: {}\n", &upstream);
+    let (mut asks, mut waits) = (tollgate.client(), tollgate.client());
+    let long = "a".repeat(20_000);
+    for client in [&mut asks, &mut waits] {
+        assert_eq!(client.get("/", &[("x", &long)]).status, 200);
+    }
+    tollgate.write_policy("gateway: { max_head: 8KB, timeouts: { head: 1s } }\nlimiters: {}\n");
+    tollgate.says("the policy was loaded");
+    assert_eq!(asks.get("/", &[("x", &long)]).status, 431);
+    waits.send("GET / HTTP/1.1\r\n");
+    assert!(waits.is_closed(Duration::from_secs(5)), "a head is not waited for so long any more");
 }
 
 /// Found by a reader: another access log was not written, and nobody was told.

@@ -154,6 +154,10 @@ fn a_policy_of_no_use_starts_open_and_loud_and_is_loaded_when_mended() {
     let place = tollgate.says("tollgate.yaml:1:");
     assert!(place.contains("1:"), "{place}");
     assert_eq!([(); 3].map(|()| tollgate.get("/", &[]).status), [200; 3]);
+    let ready = tollgate.ask_admin("GET", "/readyz", "");
+    let told =
+        "ready, degraded: the policy file was not loaded, there is no limiter, and everything passes\n";
+    assert_eq!((ready.status, ready.text().as_str()), (200, told));
     tollgate.write_policy("limiters: { one: { rate: 1/h, per: global } }\n");
     tollgate_testkit::wait_until("it is loaded", || tollgate.get("/", &[]).status == 429);
     // Whoever watches the file has not told it a second time.

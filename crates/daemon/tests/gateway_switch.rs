@@ -48,6 +48,22 @@ fn all_limiters_can_be_switched_off_at_once() {
 }
 
 #[test]
+fn a_switch_that_still_holds_is_told_of_when_another_is_taken_back() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(POLICY, &upstream);
+    assert_eq!(switch(&tollgate, &["one", "dark"]).1, Some(0));
+    let (shown, _) = switch(&tollgate, &["--all", "policy"]);
+    let told = "  one is still dark by its own switch: tollgate switch one policy\n";
+    assert_eq!(shown, format!("all limiters: as the policy says\n{told}"));
+    assert_eq!(switch(&tollgate, &["--all", "off"]).1, Some(0));
+    let (shown, _) = switch(&tollgate, &["one", "policy"]);
+    let told = "  all limiters are switched to off: tollgate switch --all policy\n";
+    assert_eq!(shown, format!("one: as the policy says\n{told}"));
+    let (shown, _) = switch(&tollgate, &["--all", "policy"]);
+    assert_eq!(shown, "all limiters: as the policy says\n");
+}
+
+#[test]
 fn in_the_dark_the_metrics_tell_whom_the_block_list_would_have_refused() {
     let upstream = Upstream::hello();
     let tollgate = gateway(&format!("block: [127.0.0.0/8]\ntrusted_proxies: []\n{POLICY}"), &upstream);

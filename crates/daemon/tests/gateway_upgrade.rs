@@ -12,7 +12,7 @@ use crate::common::{OPEN, gateway, pattern, trusting};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 use serde_json::Value;
-use tollgate_testkit::http::{Client, Upstream, connect_narrow};
+use tollgate_testkit::http::{Client, Gate, Upstream, connect_narrow, reset_when_closed};
 use tollgate_testkit::{Certificates, Tollgate, wait_until};
 
 const ASK: &str = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\nsec-websocket-key: abc\r\n\r\n";
@@ -120,6 +120,40 @@ fn a_tunnel_in_which_nobody_speaks_is_closed() {
     let tollgate = gateway(policy, &echo());
     let mut client = upgraded(&tollgate);
     assert!(client.is_closed(20 * SECOND));
+    tollgate.comes_to_rest();
+}
+
+/// Found by a reader: who was gone kept its place until nobody had said anything for `timeouts.idle`, and nobody was told why a tunnel
+/// had ended.
+#[test]
+fn a_side_that_breaks_a_tunnel_off_ends_it_for_both() {
+    let gate = Gate::default();
+    let end = gate.clone();
+    let upstream = Upstream::by_hand(move |received, mut client| {
+        client.send(AGREE);
+        reset_when_closed(client.stream());
+        // One does not listen, not even for the end.
+        if received.path() == "/chat" {
+            gate.pass();
+        }
+    });
+    let policy = "gateway: { timeouts: { idle: 10m } }\nlimiters: { few: { concurrency: 9, per: global } }\n";
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let tollgate = Tollgate::start(crate::common::BINARY, policy, &flags);
+    let mut client = upgraded(&tollgate);
+    reset_when_closed(client.stream());
+    drop(client);
+    tollgate.comes_to_rest();
+    let mut client = tollgate.client();
+    client.send(ASK.replace("/chat", "/server"));
+    assert_eq!(client.read_head().status, 101);
+    assert!(client.is_closed(20 * SECOND));
+    tollgate.comes_to_rest();
+    let log = || std::fs::read_to_string(tollgate.folder().join("access.log")).unwrap_or_default();
+    wait_until("all is written", || log().lines().count() == 2);
+    assert!(log().contains("the client broke the connection off"), "{}", log());
+    assert!(log().contains("the server broke the connection off"), "{}", log());
+    end.let_through(1);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use tollgate_testkit::http::{Client, Received, Upstream};
-use tollgate_testkit::{Certificates, Tollgate};
+use tollgate_testkit::{Certificates, Tollgate, wait_until};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
@@ -109,6 +109,9 @@ const DOUBTFUL: &[&str] = &[
     "POST /x HTTP/1.1\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a@b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost: a:b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost: a:80:90\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost: [::1]:b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a/b?c\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST http://b/x HTTP/1.1\r\nhost: a\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST http://u@a/x HTTP/1.1\r\nhost: u@a\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -291,6 +294,42 @@ fn a_head_that_is_too_large_is_refused_and_others_go_on() {
     assert!(paths(&upstream.received()).iter().all(|path| *path == "/others"));
     tollgate.comes_to_rest();
     assert!(tollgate.memory() < 200 << 20, "{} bytes", tollgate.memory());
+}
+
+/// Found by a reader: it was told that its target is none.
+#[test]
+fn a_target_that_is_longer_than_any_is_told_so() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("gateway: { max_head: 1MB }\nlimiters: {}\n", &upstream);
+    for (length, status) in [(65_534, 200), (65_535, 414), (500_000, 414)] {
+        let answer = tollgate.get(&format!("/{}", "a".repeat(length - 1)), &[]);
+        assert_eq!(answer.status, status, "{length}: {}", answer.text());
+    }
+}
+
+/// Found by a reader: nobody was told what is wrong with such a target.
+#[test]
+fn a_target_with_what_has_to_be_encoded_is_told_so() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("limiters: {}\n", &upstream);
+    for target in ["/?q=\"x\"", "/?a<b", "/<id>", "/`", "/?\u{e4}\u{fffd}"] {
+        let answer = tollgate.get(target, &[]);
+        // Some of what is not ASCII can be read by everybody.
+        if answer.status != 200 {
+            assert_eq!(answer.status, 400, "{target}");
+            assert!(answer.text().contains("are encoded in it"), "{target}: {}", answer.text());
+        }
+    }
+    assert_eq!(tollgate.get("/?q=%22x%22", &[]).status, 200);
+}
+
+#[test]
+fn a_host_may_have_a_port_or_none_at_all() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("limiters: {}\n", &upstream);
+    for host in ["a", "a:80", "a:", "", "[::1]", "[::1]:80", "a%41"] {
+        assert_eq!(tollgate.get("/", &[("host", host)]).status, 200, "{host:?}");
+    }
 }
 
 #[test]
@@ -821,6 +860,25 @@ fn an_answer_that_is_taken_below_the_least_rate_or_without_end_is_broken_off() {
         }
         tollgate.comes_to_rest();
     }
+}
+
+/// Found by a reader: clients were blamed for it who took everything.
+#[test]
+fn an_answer_that_takes_longer_than_any_may_is_told_as_such() {
+    let upstream = Upstream::by_hand(|_, mut client| {
+        let _ = client.stream().write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+        while client.stream().write_all(b"some").is_ok() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let flags = ["--upstream", &upstream.url(), "--access-log", "access.log"];
+    let tollgate = Tollgate::start(BINARY, &format!("{WHOLE}limiters: {{}}\n"), &flags);
+    let mut client = tollgate.client();
+    client.send("GET /x HTTP/1.1\r\nhost: a\r\n\r\n");
+    while !client.read_some().is_empty() {}
+    let log = || std::fs::read_to_string(tollgate.folder().join("access.log")).unwrap_or_default();
+    wait_until("it is written", || log().contains("/x"));
+    assert!(log().contains("longer than it may as a whole (timeouts.whole)"), "{}", log());
 }
 
 #[test]

@@ -109,7 +109,7 @@ async fn many_tasks_over_two_slots_admit_exactly_the_smaller_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_dies_degrades_its_own_keys_and_comes_back_with_its_replica() {
     let mut cluster = Cluster::start(Flavour::Redis);
-    let store = RedisStore::builder(cluster.url()).deadline(Duration::from_millis(200)).build().unwrap();
+    let store = RedisStore::builder(cluster.url()).deadline(Duration::from_secs(1)).build().unwrap();
     store.ready().await.unwrap();
     let rule = store.define("per user", per_day(50_000)).unwrap();
     let names: Vec<String> = (0..60).map(|number| format!("user {number}")).collect();

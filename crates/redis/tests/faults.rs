@@ -138,7 +138,7 @@ async fn no_more_decisions_wait_for_a_server_that_hangs_than_were_allowed_to() {
 async fn a_server_whose_replies_are_late_is_left_alone_until_they_are_not() {
     let server = RedisServer::start();
     let proxy = Proxy::in_front_of(server.port());
-    outage(&proxy.url(), || proxy.delay(Duration::from_millis(200)), || proxy.pass(), 20).await;
+    outage(&proxy.url(), || proxy.delay(2 * DEADLINE), || proxy.pass(), 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

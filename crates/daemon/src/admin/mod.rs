@@ -132,11 +132,20 @@ async fn ready(State(admin): State<Admin>) -> Response {
     if admin.readiness.is_ending() {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
     }
-    let degraded = match admin.limiter.store() {
+    let is_away = match admin.limiter.store() {
         AnyStore::Shared(store) => store.shared().health().degraded,
         AnyStore::Memory(_) => false,
     };
-    if degraded { "ready, degraded: the store is away\n" } else { "ready\n" }.into_response()
+    let report = admin.limiter.report();
+    let policy = report.reloads.error.map(|_| match report.limiters.is_empty() {
+        true => "the policy file was not loaded, there is no limiter, and everything passes",
+        false => "the policy file was not loaded, the one before it goes on",
+    });
+    let degraded: Vec<_> = is_away.then_some("the store is away").into_iter().chain(policy).collect();
+    match degraded.as_slice() {
+        [] => "ready\n".into_response(),
+        some => format!("ready, degraded: {}\n", some.join("; ")).into_response(),
+    }
 }
 
 async fn show_metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {

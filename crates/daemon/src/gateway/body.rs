@@ -505,11 +505,9 @@ impl Passed {
         }
     }
 
-    /// Lets go of everything, because the client does not take it.
-    pub(super) fn let_go(mut self) {
-        self.carried.track.note(|entry| {
-            entry.error = Some("the client did not take the answer in time".to_owned());
-        });
+    /// Lets go of everything before its end.
+    pub(super) fn let_go(mut self, why: &str) {
+        self.carried.track.note(|entry| entry.error = Some(why.to_owned()));
         self.end(false);
     }
 }

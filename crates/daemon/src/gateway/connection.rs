@@ -228,10 +228,16 @@ impl Service<Request<Incoming>> for Edge {
 }
 
 fn http1_of(worker: &Worker, wire: Wire) -> http1::Connection {
-    let (shared, site) = (&worker.shared, worker.shared.site.load());
-    let times = http1::Times { head: site.times.head, idle: site.times.idle, write: site.times.body };
+    let shared = &worker.shared;
     let ends = [shared.notice.clone(), shared.drain.clone()];
-    http1::Connection::new(wire, times, site.max_head, ends, Arc::clone(&shared.room))
+    http1::Connection::new(wire, bounds_of(worker), ends, Arc::clone(&shared.room))
+}
+
+/// What holds for requests that come now.
+fn bounds_of(worker: &Worker) -> http1::Bounds {
+    let site = worker.shared.site.load();
+    let Times { head, idle, body, .. } = site.times;
+    http1::Bounds { head, idle, write: body, max_head: site.max_head }
 }
 
 /// Counts how a connection came to its end, where nobody else knows of it.
@@ -248,15 +254,15 @@ fn note(worker: &Worker, client: IpAddr, ended: Ended) {
 }
 
 async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
-    let site = worker.shared.site.load_full();
     let doing = Arc::clone(&connection.doing);
     let client = connection.peer.ip();
     let drain = worker.shared.drain.clone();
     let served = http1_of(&worker, wire);
     let connection = Arc::new(connection);
-    let mut served = pin!(served.serve(|request| request::answer(&worker, &connection, request)));
-    let tick_every = TICK.min(site.times.body).min(site.times.whole.map_or(TICK, |whole| whole / 4));
-    let mut tick = pin!(tokio::time::sleep(tick_every));
+    let mut served =
+        pin!(served.serve(|| bounds_of(&worker), |request| request::answer(&worker, &connection, request)));
+    let tick_every = |times: &Times| TICK.min(times.body).min(times.whole.map_or(TICK, |whole| whole / 4));
+    let mut tick = pin!(tokio::time::sleep(tick_every(&worker.shared.site.load().times)));
     let mut ends = pin!(unconstrained(drain.cancelled()));
     // Both wake this task when it is time, and need not be asked each time that something else does. They answer truly also
     // when the task has done so much that it is to let others go on.
@@ -270,10 +276,11 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
                 return Poll::Pending;
             }
             while pin!(unconstrained(tick.as_mut())).poll(context).is_ready() {
-                if doing.is_stuck(&site.times) {
+                let times = worker.shared.site.load().times;
+                if doing.is_stuck(&times) {
                     return Poll::Ready(Ended::Badly);
                 }
-                tick.as_mut().reset(Instant::now() + tick_every);
+                tick.as_mut().reset(Instant::now() + tick_every(&times));
             }
             if is_set || ends.as_mut().poll(context).is_pending() {
                 is_set = true;
@@ -305,9 +312,11 @@ where
         .keep_alive_timeout(site.times.head)
         .serve_connection(TokioIo::new(Calm::new(stream, Arc::clone(&doing))), edge);
     let mut served = pin!(served);
-    let Times { head, body, idle, whole, .. } = site.times;
-    let tick_every = TICK.min(idle).min(head).min(body).min(whole.map_or(TICK, |whole| whole / 4));
-    let mut tick = pin!(tokio::time::sleep(tick_every));
+    let tick_every = |times: &Times| {
+        let Times { head, body, idle, whole, .. } = *times;
+        TICK.min(idle).min(head).min(body).min(whole.map_or(TICK, |whole| whole / 4))
+    };
+    let mut tick = pin!(tokio::time::sleep(tick_every(&site.times)));
     // Who has come since clients were told to go elsewhere stays until the end.
     let (notice, drain) = (&worker.shared.notice, &worker.shared.drain);
     let told = if notice.is_cancelled() { drain } else { notice };
@@ -333,11 +342,13 @@ where
                 tick.as_mut().reset(Instant::now() + LAST_CALL);
             }
             () = tick.as_mut() => {
-                if doing.is_head_late(head) {
+                // Those of now, whatever was loaded since the connection began.
+                let times = worker.shared.site.load().times;
+                if doing.is_head_late(times.head) {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
-                let is_stuck = doing.is_stuck(&site.times);
+                let is_stuck = doing.is_stuck(&times);
                 if is_stuck {
                     worker.shared.watch.counts.misbehaved.fetch_add(1, Ordering::Relaxed);
                 }
@@ -352,18 +363,18 @@ where
                 let sent = doing.sent.load(Ordering::Relaxed);
                 let is_silent = doing.is_idle() && sent == sent_before;
                 sent_before = sent;
-                if idle >= site.times.idle + site.times.head
+                if idle >= times.idle + times.head
                     || is_silent && is_ending && (was_stuck || is_last_call || is_in_the_way)
                 {
                     // It was told that the connection ends, and has not ended it.
                     return;
                 }
                 was_stuck |= is_stuck;
-                if (idle >= site.times.idle || is_in_the_way || is_stuck) && !is_ending {
+                if (idle >= times.idle || is_in_the_way || is_stuck) && !is_ending {
                     is_ending = true;
                     served.as_mut().graceful_shutdown();
                 }
-                tick.as_mut().reset(now + if is_last_call { LAST_CALL } else { tick_every });
+                tick.as_mut().reset(now + if is_last_call { LAST_CALL } else { tick_every(&times) });
             }
         }
     }

@@ -85,21 +85,18 @@ impl Progress {
         Streaming { progress, doing: Arc::clone(doing) }
     }
 
-    /// Whether a client has had all the time that it may have.
-    fn is_too_slow(&self, now: u64, times: &Times) -> bool {
+    /// Why a client has had all the time that it may have, if it has.
+    fn overdue(&self, now: u64, times: &Times) -> Option<&'static str> {
         let too_long = |bound: Duration, millis: u64| Duration::from_millis(millis) > bound;
         if times.whole.is_some_and(|whole| too_long(whole, now.saturating_sub(self.begun))) {
-            return true;
+            return Some("the answer took longer than it may as a whole (timeouts.whole)");
         }
-        match self.since.load(Ordering::Relaxed) {
-            0 => false,
-            since => {
-                let waits = now.saturating_sub(since);
-                let in_all = self.waited.load(Ordering::Relaxed) + waits;
-                too_long(times.body, waits)
-                    || too_long(times.earned(self.bytes.load(Ordering::Relaxed)), in_all)
-            }
-        }
+        let since = Some(self.since.load(Ordering::Relaxed)).filter(|since| *since > 0)?;
+        let waits = now.saturating_sub(since);
+        let in_all = self.waited.load(Ordering::Relaxed) + waits;
+        let is_slow =
+            too_long(times.body, waits) || too_long(times.earned(self.bytes.load(Ordering::Relaxed)), in_all);
+        is_slow.then_some("the client did not take the answer in time")
     }
 }
 
@@ -178,16 +175,16 @@ impl Doing {
     pub(super) fn is_stuck(&self, times: &Times) -> bool {
         let now = self.now();
         let streaming = self.streaming.lock();
-        let stuck: Vec<Box<Passed>> = streaming
+        let stuck: Vec<(Box<Passed>, &'static str)> = streaming
             .iter()
-            .filter(|progress| progress.is_too_slow(now, times))
-            .filter_map(|progress| progress.passed.lock().take())
+            .filter_map(|progress| progress.overdue(now, times).map(|why| (progress, why)))
+            .filter_map(|(progress, why)| Some((progress.passed.lock().take()?, why)))
             .collect();
         let all = self.requests.load(Ordering::Acquire) as usize;
         drop(streaming);
         let is_all = !stuck.is_empty() && stuck.len() >= all;
-        for passed in stuck {
-            passed.let_go();
+        for (passed, why) in stuck {
+            passed.let_go(why);
         }
         is_all
     }

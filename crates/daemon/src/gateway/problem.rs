@@ -13,6 +13,8 @@ pub(super) enum Problem {
     Malformed(&'static str),
     /// Its head is larger than it may be, or has too many fields.
     HeadTooLarge,
+    /// What it asks for is longer than can be read.
+    TargetTooLong,
     /// Its body is larger than it may be.
     TooLarge,
     /// Its body did not come in time.
@@ -32,6 +34,7 @@ impl Problem {
         match self {
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::NoTunnel => StatusCode::METHOD_NOT_ALLOWED,
@@ -46,6 +49,7 @@ impl Problem {
         match self {
             Self::Malformed(_) => "malformed",
             Self::HeadTooLarge => "head-too-large",
+            Self::TargetTooLong => "target-too-long",
             Self::TooLarge => "too-large",
             Self::Slow => "slow",
             Self::NoTunnel => "no-tunnel",
@@ -61,6 +65,7 @@ impl Problem {
             Self::HeadTooLarge => {
                 "The head of the request is larger than this service accepts, or has too many fields."
             }
+            Self::TargetTooLong => "The target of a request is no longer than 65,534 bytes.",
             Self::TooLarge => "The body of the request is larger than this service accepts.",
             Self::Slow => "The body of the request did not come in time.",
             Self::NoTunnel => "This gateway makes no tunnels: CONNECT is for proxies of clients.",
@@ -98,7 +103,10 @@ impl Problem {
 
     /// What is left of the body may be anything: nothing more is read from here.
     fn close(self, headers: &mut HeaderMap) {
-        if matches!(self, Self::Malformed(_) | Self::HeadTooLarge | Self::TooLarge | Self::Slow) {
+        if matches!(
+            self,
+            Self::Malformed(_) | Self::HeadTooLarge | Self::TargetTooLong | Self::TooLarge | Self::Slow
+        ) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -107,7 +115,7 @@ impl Problem {
     pub(super) fn grpc_answer(self) -> Response<Bytes> {
         let code: u32 = match self {
             Self::Malformed(_) | Self::NoTunnel => 3, // INVALID_ARGUMENT
-            Self::HeadTooLarge | Self::TooLarge => 8, // RESOURCE_EXHAUSTED
+            Self::HeadTooLarge | Self::TargetTooLong | Self::TooLarge => 8, // RESOURCE_EXHAUSTED
             Self::Slow | Self::Late => 4,             // DEADLINE_EXCEEDED
             Self::NoUpstream => 12,                   // UNIMPLEMENTED
             Self::Unreachable => 14,                  // UNAVAILABLE

@@ -13,7 +13,7 @@ use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
-use memchr::memchr2;
+use memchr::{memchr, memchr2, memrchr};
 use tokio::time::Instant;
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit, Refusal};
@@ -466,7 +466,11 @@ fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem>
 
 /// Whether it may be the name of a host, with or without a port. With a user before it, it is none.
 fn is_host(text: &[u8]) -> bool {
-    text.iter().all(|byte| {
+    // The colons of an address in brackets are its own.
+    let ends = if text.first() == Some(&b'[') { memrchr(b']', text).unwrap_or_default() } else { 0 };
+    let after = text.get(ends..).unwrap_or_default();
+    let port = memchr(b':', after).and_then(|at| after.get(at + 1..)).unwrap_or_default();
+    port.iter().all(u8::is_ascii_digit) && text.iter().all(|byte| {
         matches!(
             byte,
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\''

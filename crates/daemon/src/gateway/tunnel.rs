@@ -31,9 +31,34 @@ pub(super) async fn connect(client: Wire, tunnel: Box<Tunnel>) {
     let (from_server, to_server) = tokio::io::split(server);
     let pulse = Pulse { last: Mutex::new(Instant::now()), patience };
     let up = AtomicUsize::new(0);
-    let (up, down) =
-        tokio::join!(copy(from_client, to_server, &pulse, &up), copy(from_server, to_client, &pulse, &down));
-    ending.carried.track.ended(up.is_some() && down.is_some(), Instant::now());
+    // A side that only says no more may still listen; one that is gone leaves nothing to be said to the other.
+    let ended = tokio::try_join!(
+        copy(from_client, to_server, &pulse, &up, [Cut::ByClient, Cut::ByServer]),
+        copy(from_server, to_client, &pulse, &down, [Cut::ByServer, Cut::ByClient]),
+    );
+    let track = &mut ending.carried.track;
+    if let Err(cut) = ended {
+        track.note(|entry| entry.error = Some(cut.told().to_owned()));
+    }
+    track.ended(ended.is_ok(), Instant::now());
+}
+
+/// Why a tunnel ended before both sides had said all.
+#[derive(Clone, Copy)]
+enum Cut {
+    ByClient,
+    ByServer,
+    Silence,
+}
+
+impl Cut {
+    fn told(self) -> &'static str {
+        match self {
+            Self::ByClient => "the client broke the connection off",
+            Self::ByServer => "the server broke the connection off",
+            Self::Silence => "neither side said anything in time (timeouts.idle)",
+        }
+    }
 }
 
 /// When something last went either way.
@@ -47,15 +72,15 @@ impl Pulse {
         *self.last.lock() = Instant::now();
     }
 
-    /// Waits for something, or until nothing has gone either way for too long.
-    async fn keeps<T>(&self, awaited: impl Future<Output = io::Result<T>>) -> Option<T> {
+    /// Waits for something of this side, or until nothing has gone either way for too long.
+    async fn keeps<T>(&self, side: Cut, awaited: impl Future<Output = io::Result<T>>) -> Result<T, Cut> {
         let mut awaited = pin!(awaited);
         loop {
             let deadline = *self.last.lock() + self.patience;
             match timeout_at(deadline, awaited.as_mut()).await {
-                Ok(came) => return came.ok(),
+                Ok(came) => return came.map_err(|_| side),
                 Err(_) if *self.last.lock() + self.patience > deadline => {}
-                Err(_) => return None,
+                Err(_) => return Err(Cut::Silence),
             }
         }
     }
@@ -73,25 +98,29 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Copies all there is, and then closes the other side. None if that failed.
+/// Copies all there is, and then closes the other side. Each side can break it off.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     pulse: &Pulse,
     copied: &AtomicUsize,
-) -> Option<()> {
+    [from_side, to_side]: [Cut; 2],
+) -> Result<(), Cut> {
     let mut buffer = vec![0; 16 << 10];
     let ended = loop {
-        let Some(read) = pulse.keeps(from.read(&mut buffer)).await else { break None };
-        if read == 0 {
-            break Some(());
-        }
+        let read = match pulse.keeps(from_side, from.read(&mut buffer)).await {
+            Ok(0) => break Ok(()),
+            Ok(read) => read,
+            Err(cut) => break Err(cut),
+        };
         pulse.beats();
         let sent = async {
             to.write_all(buffer.get(..read).unwrap_or_default()).await?;
             to.flush().await
         };
-        let Some(()) = pulse.keeps(sent).await else { break None };
+        if let Err(cut) = pulse.keeps(to_side, sent).await {
+            break Err(cut);
+        }
         pulse.beats();
         copied.fetch_add(read, Ordering::Relaxed);
     };

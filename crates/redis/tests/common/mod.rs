@@ -25,11 +25,11 @@ use tollgate_redis::RedisStore;
 /// A store that may lose its servers.
 pub type Safe = Failsafe<RedisStore>;
 
-/// The deadline of a decision in these tests.
-pub const DEADLINE: Duration = Duration::from_millis(50);
+/// The deadline of a decision in these tests: longer than shared machines often stand still.
+pub const DEADLINE: Duration = Duration::from_millis(250);
 
 /// What a busy machine may add to any time.
-pub const SLACK: Duration = Duration::from_millis(40);
+pub const SLACK: Duration = Duration::from_millis(100);
 
 /// A node that has connected.
 pub async fn node(address: &str) -> Arc<Safe> {

@@ -79,7 +79,7 @@ impl fmt::Display for Broken {
             Why::Closed => f.write_str("the server closed the connection before its answer"),
             Why::Io(error) => write!(f, "the connection broke before the answer: {error}"),
             Why::Wrong(Wrong::Head(why)) => write!(f, "the answer is no HTTP: {why}"),
-            Why::Wrong(Wrong::TooLarge) => f.write_str("the head of the answer is too large"),
+            Why::Wrong(Wrong::TooLarge | Wrong::Target) => f.write_str("the head of the answer is too large"),
             Why::Asked(error) => write!(f, "the request broke off: {error}"),
         }
     }

@@ -4,10 +4,11 @@ use std::mem::MaybeUninit;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use httparse::Header;
 use hyper::ext::ReasonPhrase;
-use memchr::{memchr, memchr_iter};
+use memchr::{memchr, memchr_iter, memchr2, memmem};
 
 /// More than anybody has need of.
 const MOST_FIELDS: usize = 100;
@@ -17,6 +18,8 @@ const MOST_FIELDS: usize = 100;
 pub(super) enum Wrong {
     Head(&'static str),
     TooLarge,
+    /// The target of a request is too long.
+    Target,
 }
 
 /// How the end of a body is known.
@@ -81,6 +84,34 @@ struct Framing {
     takes_trailers: bool,
 }
 
+/// No [`Uri`] is longer.
+const LONGEST_TARGET: usize = u16::MAX as usize - 1;
+
+/// What is asked for.
+fn target_of(method: &Method, text: Bytes) -> Result<Uri, Wrong> {
+    if text.len() > LONGEST_TARGET {
+        return Err(Wrong::Target);
+    }
+    let is_of_server = *method == Method::OPTIONS && is_host_alone(&text);
+    let none = Wrong::Head(
+        "The target of the request is none: \", <, >, ` and what is not ASCII are encoded in it, such as %22.",
+    );
+    let mut target = Uri::from_maybe_shared(text).map_err(|_| none)?;
+    if is_of_server {
+        // Which is not its first page.
+        let mut parts = target.into_parts();
+        parts.path_and_query = Some(PathAndQuery::from_static("*"));
+        target = Uri::from_parts(parts).map_err(|_| none)?;
+    }
+    Ok(target)
+}
+
+/// Whether a target names a host and nothing on it.
+fn is_host_alone(target: &[u8]) -> bool {
+    let host = memmem::find(target, b"://").and_then(|at| target.get(at + 3..));
+    !target.starts_with(b"/") && host.is_some_and(|host| memchr2(b'/', b'?', host).is_none())
+}
+
 /// Reads the head of a request, all of which is there.
 pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
     let mut fields = [const { MaybeUninit::uninit() }; MOST_FIELDS];
@@ -99,8 +130,7 @@ pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
     let mut request = Request::new(());
     *request.method_mut() = Method::from_bytes(parsed.method.unwrap_or_default().as_bytes())
         .map_err(|_| Wrong::Head("The method of the request is none."))?;
-    *request.uri_mut() = Uri::from_maybe_shared(head.slice_ref(target.as_bytes()))
-        .map_err(|_| Wrong::Head("The target of the request is none."))?;
+    *request.uri_mut() = target_of(request.method(), head.slice_ref(target.as_bytes()))?;
     *request.version_mut() = if is_http_1_0 { Version::HTTP_10 } else { Version::HTTP_11 };
     let mut framing = Framing::default();
     *request.headers_mut() = map_of(parsed.headers, head, |name, value, field| {

@@ -12,7 +12,7 @@ mod server;
 mod wire;
 
 pub(super) use self::client::{Answered, Exchange, ServerBody};
-pub(super) use self::server::{ClientBody, Connection, Ended, Times};
+pub(super) use self::server::{Bounds, ClientBody, Connection, Ended};
 pub(super) use self::wire::{Stream, Wire};
 
 #[cfg(test)]

@@ -45,17 +45,17 @@ pub(in crate::gateway) struct Connection {
     drain: CancellationToken,
     /// What it stands in, which others may need more.
     room: Arc<Room>,
-    times: Times,
-    max_head: usize,
+    bounds: Bounds,
 }
 
-/// How long is waited for what.
+/// How much is taken, and how long is waited for what.
 #[derive(Clone, Copy)]
-pub(in crate::gateway) struct Times {
+pub(in crate::gateway) struct Bounds {
     pub(in crate::gateway) head: Duration,
     pub(in crate::gateway) idle: Duration,
     /// For a client to take what is there for it.
     pub(in crate::gateway) write: Duration,
+    pub(in crate::gateway) max_head: usize,
 }
 
 /// What the connection shares with the body of its request.
@@ -93,8 +93,7 @@ enum Stop {
 impl Connection {
     pub(in crate::gateway) fn new(
         wire: Wire,
-        times: Times,
-        max_head: usize,
+        bounds: Bounds,
         [notice, drain]: [CancellationToken; 2],
         room: Arc<Room>,
     ) -> Self {
@@ -107,16 +106,17 @@ impl Connection {
             waker: None,
         };
         let shared = Arc::new(Mutex::new(shared));
-        Self { shared, alarm: Alarm::default(), notice, drain, room, times, max_head }
+        Self { shared, alarm: Alarm::default(), notice, drain, room, bounds }
     }
 
-    /// Serves requests until there are no more.
+    /// Serves requests until there are no more. Each has the bounds of when it comes.
     pub(in crate::gateway) async fn serve(
         mut self,
+        bounds: impl Fn() -> Bounds,
         mut answer: impl FnMut(http::Request<AskingBody>) -> Answering,
     ) -> Ended {
         loop {
-            let asked = match self.next().await {
+            let asked = match self.next(&bounds).await {
                 Ok(asked) => asked,
                 Err(Stop::Nothing(ended)) => return ended,
                 Err(Stop::Wrong(wrong)) => return self.refuse(wrong).await,
@@ -162,7 +162,7 @@ impl Connection {
             // Who still has the body has had the time of the answer to read it.
             self.shared.lock().body += 1;
             // Who was not told that the connection ends is waited for.
-            if !manner.stays || !self.has_read() && !self.reads(self.times.write).await {
+            if !manner.stays || !self.has_read() && !self.reads(self.bounds.write).await {
                 self.close().await;
                 return Ended::Well;
             }
@@ -183,7 +183,7 @@ impl Connection {
     }
 
     /// Waits for the head of the next request.
-    async fn next(&mut self) -> Result<Asked, Stop> {
+    async fn next(&mut self, bounds: &impl Fn() -> Bounds) -> Result<Asked, Stop> {
         let mut scan = Scan::default();
         let (mut deadline, mut last_call, mut has_begun, mut empty_lines) = (None, None, false, 0);
         poll_fn(|context| {
@@ -202,20 +202,25 @@ impl Connection {
                             }
                             continue;
                         }
-                        if end > self.max_head {
+                        if end > self.bounds.max_head {
                             return Poll::Ready(Err(Stop::Wrong(Wrong::TooLarge)));
                         }
                         let head = wire.read.split_to(end).freeze();
                         return Poll::Ready(head::request(&head).map_err(Stop::Wrong));
                     }
-                    Ok(None) if wire.read.len() > self.max_head => {
+                    Ok(None) if wire.read.len() > self.bounds.max_head => {
                         return Poll::Ready(Err(Stop::Wrong(Wrong::TooLarge)));
                     }
                     Ok(None) => {}
                 }
                 let is_between = matches!(*wire.read, [] | [b'\r']);
                 match wire.poll_fill(context) {
-                    Poll::Ready(Ok(1..)) => continue,
+                    Poll::Ready(Ok(1..)) => {
+                        if is_between {
+                            self.bounds = bounds();
+                        }
+                        continue;
+                    }
                     Poll::Ready(Ok(0)) if is_between => return Poll::Ready(Err(Stop::Nothing(Ended::Well))),
                     Poll::Ready(_) => return Poll::Ready(Err(Stop::Nothing(Ended::Badly))),
                     Poll::Pending => {}
@@ -238,7 +243,7 @@ impl Connection {
                     }
                     wire.relax();
                 }
-                let wait = if is_between { self.times.idle } else { self.times.head };
+                let wait = if is_between { self.bounds.idle } else { self.bounds.head };
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + wait);
                 return match self.alarm.rings(deadline, context) {
                     true => {
@@ -358,7 +363,7 @@ impl Connection {
         if sent > 0 {
             (late.deadline, late.has_moved) = (None, true);
         }
-        let deadline = *late.deadline.get_or_insert_with(|| Instant::now() + self.times.write);
+        let deadline = *late.deadline.get_or_insert_with(|| Instant::now() + self.bounds.write);
         if self.alarm.rings(deadline, context) { Poll::Ready(Err(())) } else { Poll::Pending }
     }
 
@@ -408,6 +413,7 @@ impl Connection {
         let problem = match wrong {
             Wrong::Head(detail) => Problem::Malformed(detail),
             Wrong::TooLarge => Problem::HeadTooLarge,
+            Wrong::Target => Problem::TargetTooLong,
         };
         let answer = problem.answer();
         {
