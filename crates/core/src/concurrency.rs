@@ -42,7 +42,15 @@ impl Concurrency {
         }
     }
 
+    /// Takes what there is room for.
+    #[inline]
+    pub(crate) fn take(&self, used: &mut InProgress, cost: u64) -> Outcome {
+        used.other += cost;
+        Outcome::allow(self.capacity.saturating_sub(used.other), 0)
+    }
+
     /// Whether so much more may be in progress.
+    #[inline]
     pub(crate) fn has_room(&self, used: &InProgress, cost: u64) -> bool {
         self.fits(used.other, cost)
     }

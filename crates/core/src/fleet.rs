@@ -198,6 +198,14 @@ impl Fleet {
         Outcome { allowed: op != Op::Renew, ..Outcome::allow(self.remaining(*used), 0) }
     }
 
+    /// Takes places that a request gets.
+    #[inline]
+    pub(crate) fn take(&self, used: &mut InProgress, cost: u64, critical: bool) -> Outcome {
+        let of_kind = if critical { &mut used.critical } else { &mut used.other };
+        *of_kind += cost;
+        Outcome::allow(self.remaining(*used), 0)
+    }
+
     /// Whether a request gets places that are counted: those that it may have, and of each kind no more than a fleet can have.
     pub(crate) fn has_room(&self, used: InProgress, critical: bool, cost: u64) -> bool {
         let of_kind = if critical { used.critical } else { used.other };

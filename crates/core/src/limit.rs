@@ -409,6 +409,16 @@ impl Limit {
         }
     }
 
+    /// Takes what there is room for among what is counted in this process: as [`count`](Self::count) does, without looking again.
+    #[inline]
+    pub fn take(&self, used: &mut InProgress, ask: &Ask) -> Outcome {
+        match self {
+            Self::Concurrency(a) => a.take(used, ask.cost),
+            Self::Fleet(a) => a.take(used, ask.cost, ask.critical),
+            _ => Outcome::allow(0, 0),
+        }
+    }
+
     /// Gives back what is counted in this process: as [`count`](Self::count), where nobody asks how it stands.
     #[inline]
     pub fn uncount(&self, used: &mut InProgress, ask: &Ask) {

@@ -16,13 +16,13 @@ use crate::common::config;
 use proptest::prelude::*;
 use tollgate_core::Timestamp;
 use tollgate_core::policy::path::normal;
-use tollgate_core::policy::{Facts, Headers, KeyBytes, Listed, NoTokens, Planned, Policy, Tokens};
+use tollgate_core::policy::{Charges, Facts, Headers, KeyBytes, Listed, NoTokens, Planned, Policy, Tokens};
 
 fn read(text: &str) -> Policy {
     Policy::read(text).unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}")).0
 }
 
-fn plan(policy: &Policy, facts: &Facts<'_>) -> Planned {
+fn plan<'p>(policy: &'p Policy, facts: &Facts<'_>) -> Planned<'p> {
     policy.plan(facts, &NoTokens, Timestamp::ZERO)
 }
 
@@ -1128,4 +1128,58 @@ fn a_caller_of_whom_nothing_is_known_is_nobody() {
     assert!(!is_nobody(Facts { headers: &headers, ..Facts::default() }));
     assert!(!is_nobody(Facts { peer: ip("192.0.2.1"), ..Facts::default() }));
     assert!(!is_nobody(Facts { caller: Some("alice"), ..Facts::default() }));
+}
+
+/// All that a policy can have of which nothing counts but the class and the plan of a request.
+const BY_CLASS_AND_PLAN: &str = "
+identify: { caller: [header: x-api-key, ip], plan: [table], default_plan: free, table: { 'pro_*': pro, 'odd_*': odd } }
+trusted_proxies: []
+plans:
+  free: { rate: 50/s, concurrency: unlimited }
+  pro:  { rate: 100/s, concurrency: 9 }
+  odd:  { rate: unlimited, concurrency: 3 }
+classes: { critical: [POST /charges], reports: [GET /reports/*], of-pro: [{ plan: pro }] }
+overrides: { pro_own: { by-plan: 7/s }, pro_moved: { plan: odd } }
+limiters:
+  by-plan:    { rate: plan }
+  of-all:     { rate: 1000/s, per: global, cost: { class: { reports: 10 }, otherwise: 2 } }
+  by-path:    { rate: 10/s, per: [caller, path] }
+  concurrent: { concurrency: plan }
+  fleet:      { fleet: 100, reserve: 20%, for: critical }
+  dark:       { rate: 5/s, per: ip, mode: dark, candidate: { rate: 1/s } }
+  twice:      { rate: [10/s, 100/h], per: [header: x-tenant] }
+  workers:    { workers: { source: cpu } }
+";
+
+/// One more limiter, which is for no request that is asked here. By then each request has to be looked at.
+const FOR_SOME: &str = "  never: { rate: 1/s, match: [GET /never] }\n";
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn what_is_known_of_a_class_and_a_plan_is_what_is_found_limiter_by_limiter(
+        requests in prop::collection::vec(
+            (
+                prop::sample::select(vec!["GET", "POST", "PUT"]),
+                prop::sample::select(vec!["/charges", "/reports/1", "/reports//1", "/", "/%2e/x"]),
+                prop::option::of(prop::sample::select(vec!["pro_1", "pro_own", "pro_moved", "odd_1", "else"])),
+                prop::option::of(prop::sample::select(vec!["a", "b"])),
+            ),
+            1..8,
+        ),
+    ) {
+        let (known, found) = (read(BY_CLASS_AND_PLAN), read(&format!("{BY_CLASS_AND_PLAN}{FOR_SOME}")));
+        for (method, path, key, tenant) in requests {
+            let fields: Vec<(&str, &str)> =
+                key.map(|key| ("x-api-key", key)).into_iter().chain(tenant.map(|it| ("x-tenant", it))).collect();
+            let facts = Facts { method, path, peer: ip("192.0.2.7"), headers: &fields, ..Facts::default() };
+            let (known, found) = (plan(&known, &facts), plan(&found, &facts));
+            prop_assert_eq!(matches!(known.charged, Charges::Usual(..)), key != Some("pro_own"));
+            prop_assert!(matches!(found.charged, Charges::Own(_)));
+            prop_assert_eq!(&*known.charged, &*found.charged);
+            prop_assert_eq!(&known.keys, &found.keys);
+            prop_assert_eq!((known.class, known.plan, known.listed), (found.class, found.plan, found.listed));
+        }
+    }
 }

@@ -17,5 +17,6 @@ mod reload;
 mod stress;
 mod together;
 mod tokens;
+mod tolls;
 mod usual;
 mod utilization;

@@ -1,4 +1,4 @@
-//! What the limiters cost, in one process whose policy is exchanged again and again while the load goes on. They cost a few hundredths, and
+//! What the limiters cost, in processes whose policy is exchanged again and again while the load goes on. They cost a few hundredths, and
 //! the speed of a shared machine changes by more than that from one second to the next: only slices that are short and side by side,
 //! and many of them, tell the two apart.
 
@@ -33,16 +33,22 @@ struct Slice {
 }
 
 pub fn run(settings: &Settings, tools: &Tools, upstream: &Server) -> Result<Cost, Failure> {
+    let mut cost = Cost { cpu: Vec::new(), per_second: Vec::new() };
+    for process in 1..=settings.processes() {
+        eprintln!("what the limiters cost: process {process} of {}", settings.processes());
+        compare(settings, tools, upstream, &mut cost)?;
+    }
+    Ok(cost)
+}
+
+/// Where a process has its memory makes a difference of a few hundredths too, for as long as it runs: each has its share of the pairs.
+fn compare(settings: &Settings, tools: &Tools, upstream: &Server, cost: &mut Cost) -> Result<(), Failure> {
     let gateway = Proxy::Tollgate.start(tools, Limit::None, upstream.port, settings.threads)?;
     let mut client = Client::try_connect(gateway.address())?;
     let mut counter = Client::try_connect(upstream.address())?;
     let _load = Endless(wrk::endless(&tools.wrk, gateway.address())?);
     sleep(Duration::from_secs(1));
-    let mut cost = Cost { cpu: Vec::new(), per_second: Vec::new() };
     for pair in 1..=settings.pairs() {
-        if pair % 100 == 0 {
-            eprintln!("pair {pair} of {}", settings.pairs());
-        }
         // To and fro, so that half of the time nothing has to be exchanged.
         let mut slices = [Limit::None, Limit::High];
         if pair % 2 == 0 {
@@ -59,7 +65,7 @@ pub fn run(settings: &Settings, tools: &Tools, upstream: &Server) -> Result<Cost
             cost.per_second.push(with.per_second / without.per_second);
         }
     }
-    Ok(cost)
+    Ok(())
 }
 
 /// Puts a policy in the place of the one before, and waits until requests are answered by it.

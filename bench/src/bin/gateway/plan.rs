@@ -27,9 +27,14 @@ impl Settings {
         if self.is_quick { 3 } else { 2 }
     }
 
-    /// Slices with the limiters and without them.
+    /// Gateways that are asked what the limiters cost, one after another.
+    pub fn processes(&self) -> usize {
+        if self.is_quick { 1 } else { 7 }
+    }
+
+    /// Slices with the limiters and without them, of each of those.
     pub fn pairs(&self) -> usize {
-        if self.is_quick { 20 } else { 700 }
+        if self.is_quick { 20 } else { 100 }
     }
 }
 

@@ -26,7 +26,7 @@ pub fn markdown(settings: &Settings, tools: &Tools, results: &Results) -> String
 
 fn method(settings: &Settings) -> String {
     let (rounds, seconds, threads) = (settings.rounds(), settings.seconds(), settings.threads);
-    let (pairs, slice) = (settings.pairs(), SLICE.as_millis());
+    let (processes, pairs, slice) = (settings.processes(), settings.pairs(), SLICE.as_millis());
     format!(
         "\nMedians of {rounds} repetitions of {seconds} s each, in brackets the least and the most. Load, proxy and server share \
          one machine, so only ratios within one run mean anything, and CPU says as much as requests per second.\n\n\
@@ -51,8 +51,9 @@ fn method(settings: &Settings) -> String {
          100,000 requests; beside it how much of that is spent in the kernel, which receives and sends, and \
          what the server behind it spends.\n\
          - What the four limiters cost is measured by itself: they cost less than the speed of a shared machine changes from one \
-         second to the next. One gateway is under load all the time, and its policy is exchanged: {pairs} pairs of slices of \
-         {slice} ms, one with the limiters and one with `limiters: {{}}`, side by side. CPU is that of its threads, from \
+         second to the next. A gateway is under load all the time, and its policy is exchanged: {pairs} pairs of slices of \
+         {slice} ms, one with the limiters and one with `limiters: {{}}`, side by side. That is done by {processes} processes, \
+         one after another: where one has its memory makes a difference for as long as it runs. CPU is that of its threads, from \
          `/proc/PID/task/*/schedstat`; requests are counted by the server.\n\
          - tollgate is built by `cargo build --release`, the others are as their packages have them.\n",
         KEY.0, KEY.1

@@ -98,6 +98,15 @@ pub enum HeaderStyle {
 }
 
 impl HeaderStyle {
+    /// Whether it can tell of limits of this unit: requests in progress are told in [`HeaderStyle::Ietf11`] alone.
+    pub fn tells(self, unit: Unit) -> bool {
+        match self {
+            Self::Ietf11 => true,
+            Self::Off => false,
+            _ => unit != Unit::ConcurrentRequests,
+        }
+    }
+
     /// The names of all styles.
     pub const NAMES: [&'static str; 6] = ["ietf-11", "draft-7", "draft-6", "x-ratelimit", "envoy", "off"];
 
@@ -164,6 +173,11 @@ impl Told {
         Self { problem: Some(problem), ..Self::in_headers(style.headers, standing) }
     }
 
+    /// What is said of it where all limits are told.
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+
     fn in_headers(style: HeaderStyle, standing: &Standing) -> Self {
         let (mut opening, mut policy) = (String::new(), String::new());
         push_quoted(&mut opening, &standing.name);
@@ -210,14 +224,16 @@ impl<'t> ToldStanding<'t> {
     }
 }
 
-/// As [`standing_headers`], without finding the words for each limit anew.
+/// As [`standing_headers`], without finding the words for each limit anew: of the limit that is reported, and the policies of all of
+/// them, one after another or put together with `", "` before. Each must be one that the style [tells](HeaderStyle::tells).
 pub fn add_told(
     fields: &mut impl Fields,
     style: HeaderStyle,
-    told: &[ToldStanding<'_>],
+    first: &ToldStanding<'_>,
+    policies: &[&str],
     now_epoch_secs: u64,
 ) {
-    push(fields, style, told, now_epoch_secs, None);
+    push_told(fields, style, first, policies, now_epoch_secs, None);
 }
 
 /// Finds the words for standings.
@@ -235,16 +251,26 @@ pub(super) fn push(
     now_epoch_secs: u64,
     retry_after: Option<u64>,
 ) {
-    let is_told =
-        |it: &&ToldStanding<'_>| style == HeaderStyle::Ietf11 || it.told.unit != Unit::ConcurrentRequests;
-    let all = standings.iter().filter(is_told);
-    let (Some(first), false) = (all.clone().next(), style == HeaderStyle::Off) else { return };
+    let all = standings.iter().filter(|it| style.tells(it.told.unit));
+    let Some(first) = all.clone().next() else { return };
+    let policies: SmallVec<[&str; 4]> = all.map(|it| it.told.policy()).collect();
+    push_told(fields, style, first, &policies, now_epoch_secs, retry_after);
+}
+
+fn push_told(
+    fields: &mut impl Fields,
+    style: HeaderStyle,
+    first: &ToldStanding<'_>,
+    policies: &[&str],
+    now_epoch_secs: u64,
+    retry_after: Option<u64>,
+) {
     let limit = integer(first.told.quota);
     let left = integer(first.remaining);
     let wait = retry_after.unwrap_or_else(|| until(first));
     match style {
         HeaderStyle::Ietf11 => {
-            add_policies(fields, "ratelimit-policy", all);
+            add_policies(fields, policies);
             let opening = &*first.told.opening;
             fields.add("ratelimit", opening.len() + ";t=".len() + 2 * MOST_DIGITS, |text| {
                 text.put(opening);
@@ -254,7 +280,7 @@ pub(super) fn push(
             });
         }
         HeaderStyle::Draft7 => {
-            add_policies(fields, "ratelimit-policy", all);
+            add_policies(fields, policies);
             fields.add("ratelimit", "limit=, remaining=, reset=".len() + 3 * MOST_DIGITS, |text| {
                 text.put("limit=");
                 push_number(text, limit);
@@ -265,7 +291,7 @@ pub(super) fn push(
             });
         }
         HeaderStyle::Draft6 => {
-            add_policies(fields, "ratelimit-policy", all);
+            add_policies(fields, policies);
             add_number(fields, "ratelimit-limit", limit);
             add_number(fields, "ratelimit-remaining", left);
             add_number(fields, "ratelimit-reset", wait);
@@ -276,12 +302,12 @@ pub(super) fn push(
             add_number(fields, "x-ratelimit-reset", now_epoch_secs.saturating_add(wait));
         }
         HeaderStyle::Envoy => {
-            let length = MOST_DIGITS + length_of_policies(all.clone());
+            let length = MOST_DIGITS + length_of_policies(policies);
             fields.add("x-ratelimit-limit", length, |text| {
                 push_number(text, limit);
-                for standing in all {
+                for policy in policies {
                     text.put(", ");
-                    text.put(&standing.told.policy);
+                    text.put(policy);
                 }
             });
             add_number(fields, "x-ratelimit-remaining", left);
@@ -303,23 +329,19 @@ fn until(standing: &ToldStanding<'_>) -> u64 {
 }
 
 /// The quotas of all limits.
-fn add_policies<'a>(
-    fields: &mut impl Fields,
-    name: &'static str,
-    standings: impl Iterator<Item = &'a ToldStanding<'a>> + Clone,
-) {
-    fields.add(name, length_of_policies(standings.clone()), |text| {
-        for (place, standing) in standings.enumerate() {
+fn add_policies(fields: &mut impl Fields, policies: &[&str]) {
+    fields.add("ratelimit-policy", length_of_policies(policies), |text| {
+        for (place, policy) in policies.iter().enumerate() {
             if place > 0 {
                 text.put(", ");
             }
-            text.put(&standing.told.policy);
+            text.put(policy);
         }
     });
 }
 
-fn length_of_policies<'a>(standings: impl Iterator<Item = &'a ToldStanding<'a>>) -> usize {
-    standings.map(|it| it.told.policy.len() + ", ".len()).sum()
+fn length_of_policies(policies: &[&str]) -> usize {
+    policies.iter().map(|policy| policy.len() + ", ".len()).sum()
 }
 
 /// A field that is a number.

@@ -137,6 +137,12 @@ impl Caller<'_> {
         matches!(self.value, Value::Address(_))
     }
 
+    /// Somebody of whom nothing is known.
+    pub(crate) fn nobody() -> Self {
+        let value = Value::Text(Cow::Borrowed(&b""[..]));
+        Self { tag: ANONYMOUS, value, sent: None, source: None, is_unclear: false }
+    }
+
     /// Whether nothing tells who is calling.
     pub(crate) fn is_nobody(&self) -> bool {
         self.tag == ANONYMOUS
@@ -237,7 +243,7 @@ pub(crate) fn caller_of<'f>(
             Said::Nothing => {}
         }
     }
-    Caller { tag: ANONYMOUS, value: Value::Text(Cow::Borrowed(b"")), sent: None, source: None, is_unclear }
+    Caller { is_unclear, ..Caller::nobody() }
 }
 
 /// The caller's plan: the first name that is one, or else the default.

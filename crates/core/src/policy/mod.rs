@@ -63,7 +63,7 @@ pub use gateway::{
 };
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
-pub use plan::{Charged, KeyBytes, Listed, Planned};
+pub use plan::{Charged, Charges, KeyBytes, Keys, Listed, Planned};
 pub use read::{DraftError, LimiterDraft, PolicyDraft, Surroundings};
 pub use schema::schema;
 
@@ -80,6 +80,8 @@ pub struct Policy {
     table: PlanTable,
     classes: Vec<Class>,
     limiters: Vec<Limiter>,
+    /// What requests are charged to by class and plan, where nothing else counts.
+    usual: Vec<plan::Usual>,
     overrides: HashMap<Named, Override>,
     allow: List,
     block: List,

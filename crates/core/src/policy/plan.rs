@@ -5,6 +5,7 @@ use std::cell::OnceCell;
 use std::fmt;
 use std::hash::Hasher;
 use std::net::IpAddr;
+use std::ops::Deref;
 
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
@@ -13,7 +14,7 @@ use super::address;
 use super::condition::{host_name, method_bit};
 use super::identify::{Caller, Tokens, caller_of, plan_of, usual};
 use super::path;
-use super::{Cost, Kind, Limiter, Part, Policy};
+use super::{Cost, Kind, Limiter, Override, Part, Policy};
 use crate::policy::Facts;
 use crate::time::Timestamp;
 
@@ -68,7 +69,7 @@ impl Listed {
 
 /// What a policy says of one request.
 #[derive(Clone)]
-pub struct Planned {
+pub struct Planned<'p> {
     /// Whether it is on a list. Then it is charged to nothing; of one that does not pass nothing else is said.
     pub listed: Listed,
     /// Its class, by its place among [`Policy::classes`].
@@ -79,9 +80,40 @@ pub struct Planned {
     /// share one bucket of each limit per caller.
     pub is_nobody: bool,
     /// What it is charged to, in the order of the file.
-    pub charged: SmallVec<[Charged; 4]>,
+    pub charged: Charges<'p>,
     /// Whose buckets: see [`Charged::key`].
-    pub keys: SmallVec<[KeyBytes; 2]>,
+    pub keys: Keys,
+}
+
+/// Whose buckets a request is charged to.
+pub type Keys = SmallVec<[KeyBytes; 2]>;
+
+/// What a request is charged to, in the order of the file.
+#[derive(Clone, Debug)]
+pub enum Charges<'p> {
+    /// The same as every request of its class and plan: at this place among [`Policy::usual_charges`].
+    Usual(usize, &'p [Charged]),
+    /// It depends on more than that.
+    Own(Vec<Charged>),
+}
+
+impl Deref for Charges<'_> {
+    type Target = [Charged];
+
+    fn deref(&self) -> &[Charged] {
+        match self {
+            Self::Usual(_, charged) => charged,
+            Self::Own(charged) => charged,
+        }
+    }
+}
+
+/// What all requests of one class and plan are charged to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Usual {
+    charged: Vec<Charged>,
+    /// The first limiter that is charged to each of the keys.
+    keyed: Vec<usize>,
 }
 
 /// One limiter that is for a request.
@@ -103,7 +135,7 @@ pub struct Charged {
     pub only_watched: bool,
 }
 
-impl fmt::Debug for Planned {
+impl fmt::Debug for Planned<'_> {
     /// Without the keys, which tell who is calling.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Planned")
@@ -118,18 +150,18 @@ impl fmt::Debug for Planned {
 
 impl Policy {
     /// What is to be done with a request. Nothing is charged.
-    pub fn plan(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
+    pub fn plan(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned<'_> {
         self.planned(facts, tokens, now, false)
     }
 
     /// The same, where nobody is refused for who is calling: who would be has to go on like everybody else. Of several things that
     /// are said of it none counts.
-    pub fn plan_unblocked(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned {
+    pub fn plan_unblocked(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned<'_> {
         self.planned(facts, tokens, now, true)
     }
 
     #[inline]
-    fn planned(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp, goes_on: bool) -> Planned {
+    fn planned(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp, goes_on: bool) -> Planned<'_> {
         let address = self.address.of(facts);
         let caller = caller_of(&self.identify, facts, address, tokens, now);
         let mut request = Request::new(facts, address);
@@ -143,8 +175,8 @@ impl Policy {
             class: 0,
             plan: None,
             is_nobody: caller.is_nobody(),
-            charged: SmallVec::new(),
-            keys: SmallVec::new(),
+            charged: Charges::Own(Vec::new()),
+            keys: Keys::new(),
         };
         if planned.listed.is_out() && !goes_on {
             return planned;
@@ -164,9 +196,34 @@ impl Policy {
         if planned.listed == Listed::Allowed {
             return planned;
         }
+        let place = self.usual_place(class, request.plan);
+        let has_own = overridden.is_some_and(|overridden| !overridden.choices.is_empty());
+        match self.usual.get(place).filter(|_| !has_own) {
+            Some(usual) => {
+                let limiters = usual.keyed.iter().filter_map(|index| self.limiters.get(*index));
+                limiters.for_each(|limiter| planned.keys.push(limiter.key(self, &request, &caller)));
+                planned.charged = Charges::Usual(place, &usual.charged);
+            }
+            None => {
+                planned.charged =
+                    Charges::Own(self.charges(&request, &caller, overridden, &mut planned.keys));
+            }
+        }
+        planned
+    }
+
+    /// What a request is charged to, found limiter by limiter, and whose buckets.
+    fn charges(
+        &self,
+        request: &Request<'_, '_>,
+        caller: &Caller<'_>,
+        overridden: Option<&Override>,
+        keys: &mut Keys,
+    ) -> Vec<Charged> {
+        let mut all: Vec<Charged> = Vec::with_capacity(self.limiters.len().min(8));
         let mut asked = Asked::default();
         for (index, limiter) in self.limiters.iter().enumerate() {
-            if matches!(limiter.kind, Kind::Worker(_)) || !asked.is_for(limiter, index, &request) {
+            if matches!(limiter.kind, Kind::Worker(_)) || !asked.is_for(limiter, index, request) {
                 continue;
             }
             let own =
@@ -182,27 +239,65 @@ impl Policy {
             let alike = |earlier: &&Charged| {
                 self.limiters.get(earlier.limiter).is_some_and(|other| other.key_kind == limiter.key_kind)
             };
-            let earlier = if limiter.key_kind == index { None } else { planned.charged.iter().find(alike) };
+            let earlier = if limiter.key_kind == index { None } else { all.iter().find(alike) };
             let key = match earlier {
                 Some(earlier) => earlier.key,
                 None => {
-                    planned.keys.push(limiter.key(self, &request, &caller));
-                    planned.keys.len() - 1
+                    keys.push(limiter.key(self, request, caller));
+                    keys.len() - 1
                 }
             };
             let is_enforced = |key: &KeyBytes| drawn(&limiter.name, key) < limiter.sample_ppm;
-            planned.charged.push(Charged {
+            all.push(Charged {
                 limiter: index,
                 choice,
                 key,
-                cost: limiter.cost(&request),
-                critical: limiter.is_critical(class),
+                cost: limiter.cost(request),
+                critical: request.class.is_some_and(|class| limiter.is_critical(class)),
                 is_own: own.is_some(),
-                only_watched: limiter.sample_ppm < 1_000_000
-                    && !planned.keys.get(key).is_some_and(is_enforced),
+                only_watched: limiter.sample_ppm < 1_000_000 && !keys.get(key).is_some_and(is_enforced),
             });
         }
-        planned
+        all
+    }
+
+    /// What requests are charged to of which nothing counts but their class and their plan, in the places that [`Charges::Usual`] names.
+    /// None where something else may count.
+    pub fn usual_charges(&self) -> impl Iterator<Item = &[Charged]> {
+        self.usual.iter().map(|usual| &*usual.charged)
+    }
+
+    /// Finds out once what many requests are charged to.
+    pub(crate) fn with_usual(mut self) -> Self {
+        /// So many are kept, for all classes and plans together.
+        const MOST: usize = 20_000;
+        let (classes, plans) = (self.classes.len() + 1, self.plans.len() + 1);
+        let size = classes.saturating_mul(plans).saturating_mul(self.limiters.len().max(1));
+        if size > MOST || !self.limiters.iter().all(Limiter::is_for_all_alike) {
+            return self;
+        }
+        let facts = Facts::default();
+        let mut request = Request::new(&facts, None);
+        let caller = Caller::nobody();
+        let mut all = Vec::with_capacity(classes * plans);
+        for (class, plan) in (0..classes).flat_map(|class| (0..plans).map(move |plan| (class, plan))) {
+            (request.class, request.plan) = (Some(class), plan.checked_sub(1));
+            let charged = self.charges(&request, &caller, None, &mut Keys::new());
+            let mut keyed: Vec<usize> = Vec::new();
+            for of in &charged {
+                if of.key == keyed.len() {
+                    keyed.push(of.limiter);
+                }
+            }
+            all.push(Usual { charged, keyed });
+        }
+        self.usual = all;
+        self
+    }
+
+    /// Where requests of a class and a plan are among those.
+    fn usual_place(&self, class: usize, plan: Option<usize>) -> usize {
+        class * (self.plans.len() + 1) + plan.map_or(0, |plan| plan + 1)
     }
 
     fn listed(&self, caller: &Caller<'_>, address: Option<IpAddr>) -> Listed {
@@ -254,6 +349,13 @@ fn drawn(limiter: &str, key: &KeyBytes) -> u64 {
 impl Limiter {
     fn is_for(&self, request: &Request<'_, '_>) -> bool {
         self.matches.iter().any(|condition| condition.holds(request))
+    }
+
+    /// Whether nothing of a request counts but its class and its plan.
+    fn is_for_all_alike(&self) -> bool {
+        let costs_the_same = matches!(self.cost, Cost::Fixed(_) | Cost::ByClass { .. });
+        let is_charged = !matches!(self.kind, Kind::Worker(_));
+        !is_charged || self.matches.is_empty() && self.sample_ppm == 1_000_000 && costs_the_same
     }
 
     /// The share of its buckets for which it is enforced, in percent, where that is not all of them.

@@ -11,15 +11,16 @@ use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::{Reason, Refused, Standing};
 use tollgate_core::limit::Ask;
 use tollgate_core::outcome::Degraded;
-use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Listed, Mode, Planned};
+use tollgate_core::policy::{Charged, Cost, Facts, KeyBytes, Keys, Listed, Mode, Planned};
 use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
 use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp, Verdict};
 
 use super::leases::Lease;
-use super::permit::{Dark, Held, Permit, Taken, charge};
+use super::permit::{Dark, Held, Permit, charge};
 use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
+use super::toll::{Owed, effective};
 use super::{Limiter, Shared};
 
 /// One of so many requests is measured where the store answers at once.
@@ -87,7 +88,9 @@ impl<S: Store + 'static> Shared<S> {
             Listed::No => {}
             Listed::Allowed => {
                 self.counts.allowed_by_list.add();
-                return Ok(Permit::new(self, Some(self.held(running, planned, now))));
+                let (class, plan) = (planned.class, planned.plan);
+                let held = self.held(running, class, plan, Owed::NOTHING, Keys::new(), now);
+                return Ok(Permit::new(self, Some(held)));
             }
             listed @ (Listed::Blocked | Listed::Unclear) => {
                 let is_unclear = listed == Listed::Unclear;
@@ -109,17 +112,19 @@ impl<S: Store + 'static> Shared<S> {
             }
         }
         drop(given);
-        if planned.is_nobody {
+        let Planned { class, plan, is_nobody, charged, keys, .. } = planned;
+        if is_nobody {
             self.counts.nobody.add();
         }
         // A box in trouble spends nothing more on a request that it will drop.
-        if let Some(retry_after) = self.sheds(&running, planned.class) {
+        if let Some(retry_after) = self.sheds(&running, class) {
             let refused = Refused { retry_after: Some(retry_after), ..shed(&running) };
-            running.count(planned.class, |counts| &counts.refused);
+            running.count(class, |counts| &counts.refused);
             let refusal = Refusal::new(refused, running, now, self.draw());
-            return Err(refusal.of(planned.class, planned.plan));
+            return Err(refusal.of(class, plan));
         }
-        let mut held = self.held(running, planned, now);
+        let owed = running.owed(charged);
+        let mut held = self.held(running, class, plan, owed, keys, now);
         // Rates, requests in progress and places of the fleet in one call, all or nothing.
         if let Err((refused, exceeded)) = self.charge(&mut held).await {
             let Held { running, class, plan, degraded, .. } = *held;
@@ -152,22 +157,28 @@ impl<S: Store + 'static> Shared<S> {
 
     /// A request of which nothing is charged yet.
     #[inline]
-    fn held(&self, running: Arc<Running>, planned: Planned, now: Timestamp) -> Box<Held> {
+    fn held(
+        &self,
+        running: Arc<Running>,
+        class: usize,
+        plan: Option<usize>,
+        owed: Owed,
+        keys: Keys,
+        now: Timestamp,
+    ) -> Box<Held> {
         Box::new(Held {
-            class: planned.class,
-            plan: planned.plan,
+            class,
+            plan,
             lease: self.next_lease(),
             taken_at: now,
             at: self.at(now),
-            charged: planned.charged,
-            keys: planned.keys,
-            taken: SmallVec::new(),
+            owed,
+            keys,
             outcomes: Outcomes::new(),
             degraded: false,
             delay: Nanos::ZERO,
             renewed: None,
             bill: None,
-            has_watched: false,
             dark: None,
             running,
         })
@@ -200,21 +211,11 @@ impl<S: Store + 'static> Shared<S> {
     /// Charges everything that is enforced, or nothing.
     async fn charge(&self, held: &mut Held) -> Result<(), (Refused, Option<usize>)> {
         let mut charges: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
-        let all = held.running.mode_of_all();
-        for (index, charged) in held.charged.iter().enumerate() {
-            let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
-            let is_enforced = effective(limiter, all, charged) == Mode::Enforce;
-            held.has_watched |= !is_enforced || !limiter.candidate.is_empty();
-            if !is_enforced {
-                continue;
+        for due in &held.owed.toll(&held.running).dues {
+            if due.is_first {
+                held.running.count_asked(due.limiter, held.class);
             }
-            let Some(key) = held.keys.get(charged.key) else { continue };
-            limiter.count(held.class, |counts| &counts.asked);
-            for place in limiter.choices.get(charged.choice).cloned().unwrap_or_default() {
-                let Some(ruled) = held.running.ruled.get(place) else { continue };
-                charges.push(charge(ruled.rule, key, charged, held.lease));
-                held.taken.push(Taken { charged: index, ruled: place });
-            }
+            charges.push(due.charge(&held.keys, held.lease));
         }
         if charges.is_empty() {
             return Ok(());
@@ -227,15 +228,16 @@ impl<S: Store + 'static> Shared<S> {
             Ok(verdict) => verdict,
             Err(_) => {
                 self.counts.store_errors.add();
-                held.taken.clear();
+                drop(charges);
+                held.owed = Owed::Own(Box::new(held.toll().unpaid()));
                 return Ok(());
             }
         };
         drop(charges);
         held.degraded = !verdict.degraded.is_empty();
         for degraded in &verdict.degraded {
-            let limiter = held.taken.get(degraded.index).and_then(|taken| held.charged.get(taken.charged));
-            if let Some(limiter) = limiter.and_then(|charged| held.running.limiters.get(charged.limiter)) {
+            let due = held.toll().dues.get(degraded.index);
+            if let Some(limiter) = due.and_then(|due| held.running.limiters.get(due.limiter)) {
                 limiter.count(held.class, |counts| &counts.degraded);
             }
         }
@@ -262,9 +264,10 @@ impl<S: Store + 'static> Shared<S> {
         if !self.store.is_shared() {
             return;
         }
-        let leases = held.taken.iter().filter_map(|taken| {
-            let charged = held.charged.get(taken.charged)?;
-            lease(held.ruled(taken)?, charged, held.keys.get(charged.key)?, held.lease, held.taken_at)
+        let toll = held.toll();
+        let leases = toll.dues.iter().filter_map(|due| {
+            let charged = toll.charged_to(due.limiter)?;
+            lease(held.ruled(due)?, charged, due.key(&held.keys)?, held.lease, held.taken_at)
         });
         held.renewed = self.leases.keep(leases.collect());
     }
@@ -272,13 +275,14 @@ impl<S: Store + 'static> Shared<S> {
     /// What is decided and counted, and refuses nobody: limiters that are dark, and candidates.
     fn watched(&self, held: &mut Held) -> SmallVec<[Watched; 2]> {
         let mut watched = SmallVec::new();
-        if !held.has_watched {
+        let toll = held.toll();
+        if !toll.has_watched {
             return watched;
         }
         let all = held.running.mode_of_all();
-        for charged in &held.charged {
+        for charged in &toll.charged {
             let Some(limiter) = held.running.limiters.get(charged.limiter) else { continue };
-            let mode = effective(limiter, all, charged);
+            let mode = effective(limiter.mode_under(all), charged);
             let is_dark = mode == Mode::Dark;
             // Who has a limit of its own is not one of those for whom another is tried.
             let has_candidate = mode != Mode::Off && !limiter.candidate.is_empty() && !charged.is_own;
@@ -387,12 +391,6 @@ impl Watched {
     }
 }
 
-/// The mode of a limiter for one request.
-fn effective(limiter: &RunningLimiter, all: Mode, charged: &Charged) -> Mode {
-    let mode = limiter.mode_under(all);
-    if charged.only_watched { mode.min(Mode::Dark) } else { mode }
-}
-
 /// Who has refused, and for how long: a limit of the caller's own before one of the fleet, and of those the one that takes
 /// longest. And where that limit is, if it is the only one of the caller's own.
 fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<usize>) {
@@ -408,14 +406,12 @@ fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<usize>) {
     let mut exceeded: SmallVec<[Exceeded<'_>; 2]> = SmallVec::new();
     // Of several rates of one limiter more than one may be exceeded. The request is refused once.
     let mut counted = None;
-    let told = held.taken.iter().zip(&held.outcomes).enumerate();
-    for (index, (taken, outcome)) in told.filter(|(_, (_, outcome))| !outcome.allowed) {
-        let Some(charged) = held.charged.get(taken.charged) else { continue };
-        let (Some(limiter), Some(ruled)) = (held.running.limiters.get(charged.limiter), held.ruled(taken))
-        else {
+    let told = held.toll().dues.iter().zip(&held.outcomes).enumerate();
+    for (index, (due, outcome)) in told.filter(|(_, (_, outcome))| !outcome.allowed) {
+        let (Some(limiter), Some(ruled)) = (held.running.limiters.get(due.limiter), held.ruled(due)) else {
             continue;
         };
-        if counted.replace(taken.charged) != Some(taken.charged) {
+        if counted.replace(due.limiter) != Some(due.limiter) {
             limiter.count(held.class, |counts| &counts.refused);
         }
         let reason = if closed(index) { Reason::StoreAway } else { limiter.reason };
@@ -423,7 +419,7 @@ fn refused(held: &Held, degraded: &[Degraded]) -> (Refused, Option<usize>) {
         if ruled.held.is_some() {
             outcome.retry_after = outcome.retry_after.map(|_| SOON);
         }
-        exceeded.push(Exceeded { reason, limiter, ruled, outcome, place: taken.ruled });
+        exceeded.push(Exceeded { reason, limiter, ruled, outcome, place: due.ruled });
     }
     let away = |wait: Option<Nanos>| std::cmp::Reverse(wait.map_or(u64::MAX, Nanos::as_u64));
     if exceeded.len() > 1 {

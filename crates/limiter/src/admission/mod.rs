@@ -11,6 +11,7 @@ mod settle;
 mod timings;
 #[cfg(feature = "jwt")]
 mod tokens;
+mod toll;
 #[cfg(feature = "watch")]
 mod watch;
 
@@ -487,14 +488,14 @@ impl<S: Store + 'static> Limiter<S> {
     pub fn switch(&self, limiter: &str, mode: Option<Mode>) -> bool {
         let known = self.shared.running.load().limiters.iter().any(|known| *known.name == *limiter);
         if known {
-            self.shared.lasting.switch(limiter).set(mode);
+            self.shared.lasting.set(Some(limiter), mode);
         }
         known
     }
 
     /// Sets the mode of everything by hand: no limiter is stricter.
     pub fn switch_all(&self, mode: Option<Mode>) {
-        self.shared.lasting.all.set(mode);
+        self.shared.lasting.set(None, mode);
     }
 
     /// The mode than which no limiter is stricter at this moment.

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 use tollgate_core::answer::{Fields, HeaderList, HeaderStyle, ToldStanding, add_told};
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::Standing;
 use tollgate_core::key::{KeyRef, Kind};
 use tollgate_core::limit::Ask;
-use tollgate_core::policy::{Charged, KeyBytes};
+use tollgate_core::policy::{Charged, KeyBytes, Keys};
 use tollgate_core::store::{Charge, Rule, Store};
-use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp};
+use tollgate_core::{Nanos, Outcomes, Timestamp};
 
 use super::Shared;
 use super::running::{Ruled, Running};
 use super::settle::{Bill, Settle};
+use super::toll::{Due, Owed, Toll};
 use crate::memory::MemoryStore;
 
 /// A request that may pass. While it lasts the request counts as in progress; when it is dropped, everything that was held
@@ -51,19 +51,15 @@ pub(super) struct Held {
     pub(super) taken_at: Timestamp,
     /// The time that the store was given, where it was not its own.
     pub(super) at: Option<Timestamp>,
-    pub(super) charged: SmallVec<[Charged; 4]>,
-    pub(super) keys: SmallVec<[KeyBytes; 2]>,
-    /// What was charged, in the order in which it was.
-    pub(super) taken: SmallVec<[Taken; 4]>,
-    /// What the store says of each of them.
+    pub(super) owed: Owed,
+    pub(super) keys: Keys,
+    /// What the store says of each of its dues.
     pub(super) outcomes: Outcomes,
     pub(super) degraded: bool,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
     /// What is to be settled, if something is.
     pub(super) bill: Option<Arc<Bill>>,
-    /// Whether some limiter, or its candidate, may have something to decide in the dark.
-    pub(super) has_watched: bool,
     /// What is held for it by limiters that are only watched.
     pub(super) dark: Option<Arc<Dark>>,
 }
@@ -123,15 +119,6 @@ impl DarkState {
     }
 }
 
-/// One limit that was charged.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Taken {
-    /// Which of [`Held::charged`].
-    pub(super) charged: usize,
-    /// Which of [`Running::ruled`].
-    pub(super) ruled: usize,
-}
-
 /// What became of a request that passed, for whoever handles it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -147,47 +134,36 @@ pub struct Decision {
 }
 
 impl Held {
-    pub(super) fn ruled(&self, taken: &Taken) -> Option<&Ruled> {
-        self.running.ruled.get(taken.ruled)
-    }
-
-    /// What was charged, if it is to be given back.
-    fn charge_held(&self, taken: &Taken) -> Option<Charge<'_>> {
-        let ruled = self.ruled(taken).filter(|ruled| ruled.held.is_some())?;
-        let charged = self.charged.get(taken.charged)?;
-        Some(charge(ruled.rule, self.keys.get(charged.key)?, charged, self.lease))
-    }
-
-    /// Limits that are the caller's own, and how they stand.
+    /// What the request is charged to.
     #[inline]
-    fn shown(&self) -> impl Iterator<Item = (&Ruled, &Outcome)> {
-        let all = self.taken.iter().zip(&self.outcomes);
-        all.filter_map(|(taken, outcome)| Some((self.ruled(taken)?, outcome)))
-            .filter(|(ruled, _)| ruled.is_shown)
+    pub(super) fn toll(&self) -> &Toll {
+        self.owed.toll(&self.running)
     }
 
-    /// What is told of them, the one closest to exhaustion first.
+    pub(super) fn ruled(&self, due: &Due) -> Option<&Ruled> {
+        self.running.ruled.get(due.ruled)
+    }
+
+    /// How the caller stands with the limit that is closest to exhaustion, of those of which it is told.
     #[inline]
-    fn told(&self) -> SmallVec<[ToldStanding<'_>; 4]> {
-        let mut told: SmallVec<[ToldStanding<'_>; 4]> = SmallVec::new();
-        for (ruled, outcome) in self.shown() {
-            told.push(ToldStanding::new(&ruled.told, outcome));
-            // They are few, and mostly in order.
-            for place in (1..told.len()).rev() {
-                if let (Some(before), Some(it)) = (told.get(place - 1), told.get(place))
-                    && it.is_closer_to_exhaustion(before)
-                {
-                    told.swap(place - 1, place);
-                }
+    fn closest(&self) -> Option<ToldStanding<'_>> {
+        let mut closest: Option<ToldStanding<'_>> = None;
+        for (due, outcome) in self.toll().dues.iter().zip(&self.outcomes).filter(|(due, _)| due.is_told) {
+            let Some(ruled) = self.ruled(due) else { continue };
+            let it = ToldStanding::new(&ruled.told, outcome);
+            if closest.as_ref().is_none_or(|closest| it.is_closer_to_exhaustion(closest)) {
+                closest = Some(it);
             }
         }
-        told
+        closest
     }
 
-    /// The same, for whoever handles the request.
+    /// How the caller's own limits stand, the one closest to exhaustion first.
     fn standings(&self) -> Vec<Standing> {
-        let mut standings: Vec<Standing> =
-            self.shown().map(|(ruled, outcome)| ruled.standing(outcome)).collect();
+        let told = self.toll().dues.iter().zip(&self.outcomes);
+        let told = told.filter_map(|(due, outcome)| Some((self.ruled(due)?, outcome)));
+        let own = told.filter(|(ruled, _)| ruled.is_shown);
+        let mut standings: Vec<Standing> = own.map(|(ruled, outcome)| ruled.standing(outcome)).collect();
         let left =
             |it: &Standing, other: &Standing| u128::from(it.remaining) * u128::from(other.quota.max(1));
         standings.sort_by(|a, b| left(a, b).cmp(&left(b, a)));
@@ -286,13 +262,15 @@ impl<S: Store + 'static> Permit<S> {
     /// Adds the same to headers of any kind.
     pub fn add_headers(&self, fields: &mut impl Fields) {
         let Some(held) = &self.held else { return };
+        let Some(closest) = held.closest() else { return };
         let style = held.running.policy.answers().headers;
         // One style alone tells the time.
         let seconds = match style {
             HeaderStyle::XRateLimit => self.shared.clock.now().as_nanos() / 1_000_000_000,
             _ => 0,
         };
-        add_told(fields, style, &held.told(), seconds);
+        let policies = held.toll().policies(&held.running.ruled);
+        add_told(fields, style, &closest, &policies, seconds);
     }
 
     /// The answer has begun: how long that took, and what is told by its headers, is taken note of. `header` finds one by its name.
@@ -339,8 +317,8 @@ impl<S: Store + 'static> Drop for Permit<S> {
         if let Some(renewed) = held.renewed {
             self.shared.leases.forget(renewed);
         }
-        for charge in held.taken.iter().filter_map(|taken| held.charge_held(taken)) {
-            self.shared.give_back(charge);
+        for due in held.toll().dues.iter().filter(|due| due.is_held) {
+            self.shared.give_back(due.charge(&held.keys, held.lease));
         }
     }
 }

@@ -13,13 +13,14 @@ use thiserror::Error;
 use tollgate_core::answer::{AnswerStyle, Told};
 use tollgate_core::decision::{Reason, Standing, Unit};
 use tollgate_core::policy::{
-    self, Cost, DraftError, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy,
+    self, Charges, Cost, DraftError, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy,
 };
 use tollgate_core::store::{OnFailure, Rule, Store, StoreError};
 use tollgate_core::worker::PPM;
 use tollgate_core::{Limit, LimitError, Nanos, Outcome, Timestamp};
 
 use super::counts::{ClassCounts, Count, LimiterCounts, LimiterStanding, LimiterStats, WorkerStanding};
+use super::toll::{Owed, Toll};
 use crate::clock::AnyClock;
 use crate::utilization::Gauge;
 use crate::worker::{Class, WorkerShedder};
@@ -89,10 +90,14 @@ pub(super) struct Running {
     pub(super) limiters: Vec<RunningLimiter>,
     /// The limits of all of them, one after another.
     pub(super) ruled: Vec<Ruled>,
+    /// What requests are charged to by class and plan, where nothing else counts and nobody has set a mode by hand.
+    pub(super) tolls: Vec<Toll>,
     pub(super) worker: Option<Arc<RunningWorker>>,
     /// By the place of the class.
     pub(super) classes: Vec<(Arc<str>, Arc<ClassCounts>)>,
     pub(super) all: Arc<Switch>,
+    /// Whether somebody has set a mode by hand.
+    pub(super) is_switched: Arc<AtomicBool>,
     /// Whether some limiter's cost is only known afterwards.
     pub(super) has_settled: bool,
     /// Who vouches for tokens by the policy's own keys.
@@ -153,8 +158,10 @@ pub(super) struct Ruled {
     pub(super) unit: Unit,
     /// What must be given back when the request ends; how often it must be renewed until then, if it must.
     pub(super) held: Option<Option<Nanos>>,
-    /// Whether it is the caller's own, who is told of it.
+    /// Whether it is the caller's own.
     pub(super) is_shown: bool,
+    /// Whether callers are told of it in the headers of answers.
+    pub(super) is_told: bool,
     /// What callers are told of it.
     pub(super) told: Told,
 }
@@ -216,7 +223,7 @@ impl RunningWorker {
 pub(super) struct Switch(AtomicU8);
 
 impl Switch {
-    pub(super) fn set(&self, mode: Option<Mode>) {
+    fn set(&self, mode: Option<Mode>) {
         let code = match mode {
             None => 0,
             Some(Mode::Enforce) => 1,
@@ -240,6 +247,7 @@ impl Switch {
 #[derive(Debug, Default)]
 pub(super) struct Lasting {
     pub(super) all: Arc<Switch>,
+    is_switched: Arc<AtomicBool>,
     limiters: Mutex<HashMap<Arc<str>, LastingLimiter>>,
     classes: Mutex<HashMap<Arc<str>, Arc<ClassCounts>>>,
 }
@@ -275,8 +283,12 @@ impl Running {
         }
         let has_settled =
             policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
-        let all = Arc::clone(&lasting.all);
-        Ok(Self { limiters, ruled, worker, classes, all, has_settled, vouching, policy })
+        let (all, is_switched) = (Arc::clone(&lasting.all), Arc::clone(&lasting.is_switched));
+        let by_file = |limiter: &RunningLimiter| limiter.mode.min(policy.mode());
+        let tolls = policy.usual_charges();
+        let tolls = tolls.map(|charged| Toll::of(charged.to_vec(), &limiters, &ruled, by_file).kept(&ruled));
+        let tolls = tolls.collect();
+        Ok(Self { limiters, ruled, tolls, worker, classes, all, is_switched, has_settled, vouching, policy })
     }
 
     /// The limits at these places.
@@ -305,6 +317,24 @@ impl Running {
         }
     }
 
+    /// What a request owes that is charged to these.
+    #[inline]
+    pub(super) fn owed(&self, charged: Charges<'_>) -> Owed {
+        match charged {
+            Charges::Usual(place, _) if !self.is_switched.load(Ordering::Acquire) => Owed::Usual(place),
+            charged => Owed::Own(Box::new(self.own_toll(charged))),
+        }
+    }
+
+    fn own_toll(&self, charged: Charges<'_>) -> Toll {
+        let charged = match charged {
+            Charges::Usual(_, charged) => charged.to_vec(),
+            Charges::Own(charged) => charged,
+        };
+        let all = self.mode_of_all();
+        Toll::of(charged, &self.limiters, &self.ruled, |limiter| limiter.mode_under(all))
+    }
+
     /// The mode of a limiter at this moment.
     pub(super) fn mode(&self, limiter: &RunningLimiter) -> Mode {
         limiter.mode_under(self.mode_of_all())
@@ -319,6 +349,14 @@ impl Running {
     pub(super) fn count(&self, class: usize, which: impl Fn(&ClassCounts) -> &Count) {
         if let Some((_, counts)) = self.classes.get(class) {
             which(counts).add();
+        }
+    }
+
+    /// Counts a request of a class that a limiter was for.
+    #[inline]
+    pub(super) fn count_asked(&self, limiter: usize, class: usize) {
+        if let Some(limiter) = self.limiters.get(limiter) {
+            limiter.count(class, |counts| &counts.asked);
         }
     }
 
@@ -487,6 +525,7 @@ fn ruled<S: Store>(
         other => (other, None),
     };
     let unit = if held.is_some() { Unit::ConcurrentRequests } else { Unit::Requests };
+    let is_shown = limiter.kind.reason() != Reason::Fleet;
     let standing = Standing {
         name: Arc::from(name),
         quota: limit.capacity(),
@@ -504,15 +543,27 @@ fn ruled<S: Store>(
         quota: standing.quota,
         window: standing.window,
         unit,
-        is_shown: limiter.kind.reason() != Reason::Fleet,
+        is_shown,
+        is_told: is_shown && answers.headers.tells(unit),
         held,
     })
 }
 
 impl Lasting {
     /// The switch of a limiter, whether or not the present policy has it.
-    pub(super) fn switch(&self, name: &str) -> Arc<Switch> {
+    fn switch(&self, name: &str) -> Arc<Switch> {
         Arc::clone(&self.limiters.lock().entry(Arc::from(name)).or_default().switch)
+    }
+
+    /// Sets the mode of a limiter by hand, or that of all.
+    pub(super) fn set(&self, limiter: Option<&str>, mode: Option<Mode>) {
+        let mut limiters = self.limiters.lock();
+        match limiter {
+            Some(name) => limiters.entry(Arc::from(name)).or_default().switch.set(mode),
+            None => self.all.set(mode),
+        }
+        let mut switches = limiters.values().map(|limiter| &limiter.switch).chain([&self.all]);
+        self.is_switched.store(switches.any(|switch| switch.get().is_some()), Ordering::Release);
     }
 
     fn counts(&self, limiter: &Arc<str>, class: &Arc<str>) -> Arc<LimiterCounts> {

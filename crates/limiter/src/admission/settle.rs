@@ -90,7 +90,8 @@ impl Bill {
         if !held.running.has_settled {
             return None;
         }
-        let limiters: SmallVec<[(usize, AtomicBool); 2]> = held
+        let toll = held.toll();
+        let limiters: SmallVec<[(usize, AtomicBool); 2]> = toll
             .charged
             .iter()
             .filter(|charged| header_of(&held.running, charged.limiter).is_some())
@@ -99,11 +100,9 @@ impl Bill {
         if limiters.is_empty() {
             return None;
         }
-        let rates = held.taken.iter().filter_map(|taken| {
-            let ruled = held.ruled(taken).filter(|ruled| ruled.held.is_none())?;
-            let charged = held.charged.get(taken.charged)?;
-            header_of(&held.running, charged.limiter)?;
-            Some((*charged, held.keys.get(charged.key)?.clone(), ruled.rule))
+        let rates = toll.dues.iter().filter(|due| !due.is_held).filter_map(|due| {
+            header_of(&held.running, due.limiter)?;
+            Some((*toll.charged_to(due.limiter)?, due.key(&held.keys)?.clone(), due.rule))
         });
         Some(Arc::new(Self {
             limiters,

@@ -151,10 +151,26 @@ impl Record {
         unpack_places(self.family.places.load(Ordering::Acquire))
     }
 
-    /// Whether there is room for so much more here.
+    /// What is counted here, if there is room for so much more.
     #[inline]
-    pub(crate) fn has_places_for(&self, ask: &Ask) -> bool {
-        self.limit.has_room(&self.places(), ask)
+    pub(crate) fn room_for(&self, ask: &Ask) -> Option<InProgress> {
+        Some(self.places()).filter(|used| self.limit.has_room(used, ask))
+    }
+
+    /// Takes places for which there was `room`. None if others have taken the last ones since.
+    #[inline]
+    pub(crate) fn take_places(&self, room: InProgress, ask: &Ask) -> Option<Outcome> {
+        let mut seen = room;
+        loop {
+            let mut used = seen;
+            let outcome = self.limit.take(&mut used, ask);
+            let (before, after) = (pack_places(seen), pack_places(used));
+            let places = &self.family.places;
+            match places.compare_exchange_weak(before, after, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(outcome),
+                Err(_) => seen = self.room_for(ask)?,
+            }
+        }
     }
 
     /// Does `op` to what is counted here.

@@ -71,9 +71,10 @@ impl MemoryStore {
             return None;
         }
         // Where the last places are fought for it is seen on the long way who gets them.
-        if placed.is_some_and(|it| !it.record.has_places_for(&it.charge.ask)) {
-            return None;
-        }
+        let placed = match placed {
+            Some(it) => Some((it, it.record.room_for(&it.charge.ask)?)),
+            None => None,
+        };
         let mut tell = |of: &Ruled<'_, '_>, outcome| {
             if let Some(place) = told.get_mut(of.place) {
                 *place = outcome;
@@ -113,20 +114,27 @@ impl MemoryStore {
             has_room = charged.is_ok();
             tell(it, charged.unwrap_or_else(|refused| refused));
         }
-        let op = if has_room { Op::Charge } else { Op::Estimate };
-        if let Some(it) = &placed {
-            let outcome = it.record.count_places(op, &it.charge.ask);
-            if has_room && !outcome.allowed {
+        if let Some((it, room)) = &placed {
+            let ask = &it.charge.ask;
+            let taken = if has_room {
+                it.record.take_places(*room, ask)
+            } else {
+                Some(it.record.count_places(Op::Estimate, ask))
+            };
+            let Some(outcome) = taken else {
                 drop(seat);
                 if let Some(word) = &word {
                     self.undo_word(word.charge, word.record, word_hash, now, at);
                 }
                 return None;
-            }
+            };
             tell(it, outcome);
         }
         if let (Some(it), Some((shard, position))) = (&counted, &mut seat) {
-            tell(it, it.record.limit.count(op, shard.counted(*position)?, &it.charge.ask)?);
+            let (limit, used, ask) = (&it.record.limit, shard.counted(*position)?, &it.charge.ask);
+            let outcome =
+                if has_room { limit.take(used, ask) } else { limit.count(Op::Estimate, used, ask)? };
+            tell(it, outcome);
         }
         Some(has_room)
     }

@@ -259,7 +259,7 @@ impl PolicyDraft {
         };
         let messages: Vec<String> = reader.mistakes.errors().map(told).collect();
         match messages.is_empty() {
-            true => Ok((policy, reader.mistakes.warnings().map(told).collect())),
+            true => Ok((policy.with_usual(), reader.mistakes.warnings().map(told).collect())),
             false => Err(DraftError { messages }),
         }
     }
@@ -302,6 +302,7 @@ impl Reader<'_> {
             table: Default::default(),
             classes: classes.into_iter().map(|read| read.class).collect(),
             limiters,
+            usual: Vec::new(),
             overrides: Default::default(),
             allow: Default::default(),
             block: Default::default(),

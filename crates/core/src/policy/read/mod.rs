@@ -71,7 +71,7 @@ pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Pol
     let mut mistakes = reader.mistakes;
     mistakes.sort();
     match policy {
-        Some(policy) if !mistakes.has_errors() => Ok((policy, mistakes)),
+        Some(policy) if !mistakes.has_errors() => Ok((policy.with_usual(), mistakes)),
         _ => Err(mistakes),
     }
 }
@@ -196,6 +196,7 @@ impl Reader<'_> {
             table,
             classes: read_classes.into_iter().map(|read| read.class).collect(),
             limiters: with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect()),
+            usual: Vec::new(),
             overrides: overrides.unwrap_or_default(),
             allow,
             block,

@@ -18,7 +18,7 @@ const MOST_FIELDS: usize = 100;
 pub(super) enum Wrong {
     Head(&'static str),
     TooLarge,
-    /// The target of a request is too long.
+    /// The target of a request is too long. Answers have none.
     Target,
 }
 
