@@ -1130,7 +1130,7 @@ fn a_caller_of_whom_nothing_is_known_is_nobody() {
     assert!(!is_nobody(Facts { caller: Some("alice"), ..Facts::default() }));
 }
 
-/// All that a policy can have of which nothing counts but the class and the plan of a request.
+/// All that a policy can have of which nothing counts but the class and the plan of a request, and what it matches.
 const BY_CLASS_AND_PLAN: &str = "
 identify: { caller: [header: x-api-key, ip], plan: [table], default_plan: free, table: { 'pro_*': pro, 'odd_*': odd } }
 trusted_proxies: []
@@ -1148,11 +1148,15 @@ limiters:
   fleet:      { fleet: 100, reserve: 20%, for: critical }
   dark:       { rate: 5/s, per: ip, mode: dark, candidate: { rate: 1/s } }
   twice:      { rate: [10/s, 100/h], per: [header: x-tenant] }
+  reports:    { rate: 10/s, per: [caller, path], match: [GET /reports/*] }
+  puts:       { rate: 10/s, match: [PUT *] }
+  tenants:    { rate: 10/s, match: [header x-tenant: a] }
+  more-puts:  { concurrency: 5, match: [PUT *] }
   workers:    { workers: { source: cpu } }
 ";
 
-/// One more limiter, which is for no request that is asked here. By then each request has to be looked at.
-const FOR_SOME: &str = "  never: { rate: 1/s, match: [GET /never] }\n";
+/// One more limiter, which is for no request that is asked here. What it charges is told by each request, so all are looked at.
+const BY_REQUEST: &str = "  never: { rate: 1/s, match: [GET /never], cost: given }\n";
 
 proptest! {
     #![proptest_config(config())]
@@ -1169,7 +1173,7 @@ proptest! {
             1..8,
         ),
     ) {
-        let (known, found) = (read(BY_CLASS_AND_PLAN), read(&format!("{BY_CLASS_AND_PLAN}{FOR_SOME}")));
+        let (known, found) = (read(BY_CLASS_AND_PLAN), read(&format!("{BY_CLASS_AND_PLAN}{BY_REQUEST}")));
         for (method, path, key, tenant) in requests {
             let fields: Vec<(&str, &str)> =
                 key.map(|key| ("x-api-key", key)).into_iter().chain(tenant.map(|it| ("x-tenant", it))).collect();

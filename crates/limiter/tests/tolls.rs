@@ -19,6 +19,7 @@ limiters:
   concurrent: { concurrency: 3 }
   fleet:      { fleet: 5, reserve: 40%, for: critical }
   dark:       { rate: 1/s, mode: dark }
+  puts:       { rate: 2/s, match: [PUT *], per: global }
   tried:      { concurrency: 8, per: global, candidate: { concurrency: 2 } }
 ";
 

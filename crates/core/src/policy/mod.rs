@@ -80,8 +80,10 @@ pub struct Policy {
     table: PlanTable,
     classes: Vec<Class>,
     limiters: Vec<Limiter>,
-    /// What requests are charged to by class and plan, where nothing else counts.
+    /// What requests are charged to by class, plan and what they match, where nothing else counts.
     usual: Vec<plan::Usual>,
+    /// The first limiter of each [`Limiter::match_kind`].
+    match_kinds: Vec<usize>,
     overrides: HashMap<Named, Override>,
     allow: List,
     block: List,
@@ -219,8 +221,8 @@ pub struct Limiter {
     per: SmallVec<[Part; 2]>,
     /// The same number for limiters whose keys are always the same: the place of the first.
     key_kind: usize,
-    /// The same number for limiters that are for the same requests: the place of the first.
-    match_kind: usize,
+    /// The same number for limiters that are for the same requests, counted from 0; none if it is for all.
+    match_kind: Option<usize>,
     /// Which choice is for which plan; empty if the first is for all.
     by_plan: Vec<Option<usize>>,
     sample_ppm: u64,

@@ -91,7 +91,7 @@ pub type Keys = SmallVec<[KeyBytes; 2]>;
 /// What a request is charged to, in the order of the file.
 #[derive(Clone, Debug)]
 pub enum Charges<'p> {
-    /// The same as every request of its class and plan: at this place among [`Policy::usual_charges`].
+    /// The same as every request of its class and plan that matches the same: at this place among [`Policy::usual_charges`].
     Usual(usize, &'p [Charged]),
     /// It depends on more than that.
     Own(Vec<Charged>),
@@ -108,7 +108,7 @@ impl Deref for Charges<'_> {
     }
 }
 
-/// What all requests of one class and plan are charged to.
+/// What all requests of one class and plan are charged to that match the same.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Usual {
     charged: Vec<Charged>,
@@ -196,7 +196,8 @@ impl Policy {
         if planned.listed == Listed::Allowed {
             return planned;
         }
-        let place = self.usual_place(class, request.plan);
+        let matched = self.matched(&request);
+        let place = self.usual_place(class, request.plan, matched);
         let has_own = overridden.is_some_and(|overridden| !overridden.choices.is_empty());
         match self.usual.get(place).filter(|_| !has_own) {
             Some(usual) => {
@@ -205,8 +206,8 @@ impl Policy {
                 planned.charged = Charges::Usual(place, &usual.charged);
             }
             None => {
-                planned.charged =
-                    Charges::Own(self.charges(&request, &caller, overridden, &mut planned.keys));
+                let charged = self.charges(&request, &caller, matched, overridden, &mut planned.keys);
+                planned.charged = Charges::Own(charged);
             }
         }
         planned
@@ -217,13 +218,13 @@ impl Policy {
         &self,
         request: &Request<'_, '_>,
         caller: &Caller<'_>,
+        matched: Matched,
         overridden: Option<&Override>,
         keys: &mut Keys,
     ) -> Vec<Charged> {
         let mut all: Vec<Charged> = Vec::with_capacity(self.limiters.len().min(8));
-        let mut asked = Asked::default();
         for (index, limiter) in self.limiters.iter().enumerate() {
-            if matches!(limiter.kind, Kind::Worker(_)) || !asked.is_for(limiter, index, request) {
+            if matches!(limiter.kind, Kind::Worker(_)) || !matched.has(limiter, request) {
                 continue;
             }
             let own =
@@ -261,43 +262,67 @@ impl Policy {
         all
     }
 
-    /// What requests are charged to of which nothing counts but their class and their plan, in the places that [`Charges::Usual`] names.
-    /// None where something else may count.
+    /// What requests are charged to of which nothing counts but their class, their plan and what they match, in the places that
+    /// [`Charges::Usual`] names. None where something else may count.
     pub fn usual_charges(&self) -> impl Iterator<Item = &[Charged]> {
         self.usual.iter().map(|usual| &*usual.charged)
     }
 
     /// Finds out once what many requests are charged to.
     pub(crate) fn with_usual(mut self) -> Self {
-        /// So many are kept, for all classes and plans together.
+        /// So many are kept, for all of them together.
         const MOST: usize = 20_000;
+        for (index, limiter) in self.limiters.iter().enumerate() {
+            if limiter.match_kind == Some(self.match_kinds.len()) {
+                self.match_kinds.push(index);
+            }
+        }
         let (classes, plans) = (self.classes.len() + 1, self.plans.len() + 1);
-        let size = classes.saturating_mul(plans).saturating_mul(self.limiters.len().max(1));
+        let matches = u32::try_from(self.match_kinds.len()).ok().and_then(|kinds| 1_usize.checked_shl(kinds));
+        let size = [plans, matches.unwrap_or(usize::MAX), self.limiters.len().max(1)];
+        let size = size.into_iter().fold(classes, usize::saturating_mul);
         if size > MOST || !self.limiters.iter().all(Limiter::is_for_all_alike) {
             return self;
         }
         let facts = Facts::default();
         let mut request = Request::new(&facts, None);
         let caller = Caller::nobody();
-        let mut all = Vec::with_capacity(classes * plans);
+        let mut all = Vec::new();
         for (class, plan) in (0..classes).flat_map(|class| (0..plans).map(move |plan| (class, plan))) {
             (request.class, request.plan) = (Some(class), plan.checked_sub(1));
-            let charged = self.charges(&request, &caller, None, &mut Keys::new());
-            let mut keyed: Vec<usize> = Vec::new();
-            for of in &charged {
-                if of.key == keyed.len() {
-                    keyed.push(of.limiter);
+            for matched in (0_u64..).map(Matched).take(matches.unwrap_or(0)) {
+                let charged = self.charges(&request, &caller, matched, None, &mut Keys::new());
+                let mut keyed: Vec<usize> = Vec::new();
+                for of in &charged {
+                    if of.key == keyed.len() {
+                        keyed.push(of.limiter);
+                    }
                 }
+                all.push(Usual { charged, keyed });
             }
-            all.push(Usual { charged, keyed });
         }
         self.usual = all;
         self
     }
 
-    /// Where requests of a class and a plan are among those.
-    fn usual_place(&self, class: usize, plan: Option<usize>) -> usize {
-        class * (self.plans.len() + 1) + plan.map_or(0, |plan| plan + 1)
+    /// Where requests of a class and a plan that match this are among those.
+    fn usual_place(&self, class: usize, plan: Option<usize>, Matched(matched): Matched) -> usize {
+        let place = class * (self.plans.len() + 1) + plan.map_or(0, |plan| plan + 1);
+        // Where that is too large, there is none.
+        let place = place.checked_shl(self.match_kinds.len() as u32).unwrap_or(usize::MAX);
+        place.saturating_add(matched as usize)
+    }
+
+    /// What a request matches: many limiters ask the same question, and it is answered once.
+    #[inline]
+    fn matched(&self, request: &Request<'_, '_>) -> Matched {
+        let mut matched = Matched(0);
+        for (kind, index) in self.match_kinds.iter().enumerate().take(Matched::MOST) {
+            if self.limiters.get(*index).is_some_and(|limiter| limiter.is_for(request)) {
+                matched.0 |= 1 << kind;
+            }
+        }
+        matched
     }
 
     fn listed(&self, caller: &Caller<'_>, address: Option<IpAddr>) -> Listed {
@@ -315,24 +340,21 @@ impl Policy {
     }
 }
 
-/// For which of the first limiters a request is: many ask the same question, and it is answered once.
-#[derive(Default)]
-struct Asked(u64);
+/// Which of the first [kinds](Limiter::match_kind) of limiters a request is for.
+#[derive(Clone, Copy)]
+struct Matched(u64);
 
-impl Asked {
+impl Matched {
+    /// Who has more kinds of limiters asks them one by one.
+    const MOST: usize = 64;
+
     #[inline]
-    fn is_for(&mut self, limiter: &Limiter, index: usize, request: &Request<'_, '_>) -> bool {
-        if limiter.matches.is_empty() {
-            return true;
+    fn has(self, limiter: &Limiter, request: &Request<'_, '_>) -> bool {
+        match limiter.match_kind {
+            None => true,
+            Some(kind) if kind < Self::MOST => self.0 & (1 << kind) != 0,
+            Some(_) => limiter.is_for(request),
         }
-        let bit =
-            |index: usize| u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0);
-        let is_known = limiter.match_kind < index && bit(limiter.match_kind) != 0;
-        let is_for = if is_known { self.0 & bit(limiter.match_kind) != 0 } else { limiter.is_for(request) };
-        if is_for {
-            self.0 |= bit(index);
-        }
-        is_for
     }
 }
 
@@ -351,11 +373,11 @@ impl Limiter {
         self.matches.iter().any(|condition| condition.holds(request))
     }
 
-    /// Whether nothing of a request counts but its class and its plan.
+    /// Whether nothing of a request counts but its class, its plan and what it matches.
     fn is_for_all_alike(&self) -> bool {
         let costs_the_same = matches!(self.cost, Cost::Fixed(_) | Cost::ByClass { .. });
         let is_charged = !matches!(self.kind, Kind::Worker(_));
-        !is_charged || self.matches.is_empty() && self.sample_ppm == 1_000_000 && costs_the_same
+        !is_charged || self.sample_ppm == 1_000_000 && costs_the_same
     }
 
     /// The share of its buckets for which it is enforced, in percent, where that is not all of them.

@@ -90,7 +90,7 @@ pub(super) struct Running {
     pub(super) limiters: Vec<RunningLimiter>,
     /// The limits of all of them, one after another.
     pub(super) ruled: Vec<Ruled>,
-    /// What requests are charged to by class and plan, where nothing else counts and nobody has set a mode by hand.
+    /// What requests are charged to by [`Policy::usual_charges`], while nobody has set a mode by hand.
     pub(super) tolls: Vec<Toll>,
     pub(super) worker: Option<Arc<RunningWorker>>,
     /// By the place of the class.

@@ -9,8 +9,8 @@ use tollgate_core::store::{Charge, Rule};
 
 use super::running::{Ruled, Running, RunningLimiter};
 
-/// All that a request is charged to. For most requests it depends on their class and plan alone, and was found out when the policy
-/// was put to work.
+/// All that a request is charged to. For most requests it depends on their class, their plan and what they match, and was found out
+/// when the policy was put to work.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Toll {
     /// Every limiter that is for the request, whatever its mode.
@@ -126,7 +126,7 @@ impl Due {
 /// The toll of one request.
 #[derive(Debug)]
 pub(super) enum Owed {
-    /// That of its class and plan: at this place among [`Running::tolls`].
+    /// That of its class, its plan and what it matches: at this place among [`Running::tolls`].
     Usual(usize),
     /// Its own.
     Own(Box<Toll>),

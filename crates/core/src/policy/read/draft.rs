@@ -303,6 +303,7 @@ impl Reader<'_> {
             classes: classes.into_iter().map(|read| read.class).collect(),
             limiters,
             usual: Vec::new(),
+            match_kinds: Vec::new(),
             overrides: Default::default(),
             allow: Default::default(),
             block: Default::default(),
@@ -409,7 +410,7 @@ impl Reader<'_> {
             matches: self.written(&matches, names),
             per: if is_global { smallvec![] } else { smallvec![Part::Caller] },
             key_kind: 0,
-            match_kind: 0,
+            match_kind: None,
             by_plan: Vec::new(),
             sample_ppm: 1_000_000,
         }

@@ -113,7 +113,7 @@ impl Reader<'_> {
             matches: Vec::new(),
             per: self.per(&fields, kind),
             key_kind: 0,
-            match_kind: 0,
+            match_kind: None,
             by_plan: Vec::new(),
             sample_ppm: 1_000_000,
         };

@@ -197,6 +197,7 @@ impl Reader<'_> {
             classes: read_classes.into_iter().map(|read| read.class).collect(),
             limiters: with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect()),
             usual: Vec::new(),
+            match_kinds: Vec::new(),
             overrides: overrides.unwrap_or_default(),
             allow,
             block,
@@ -266,6 +267,7 @@ impl Reader<'_> {
 /// Limiters that tell buckets apart in the same way get the same number. Where paths are counted by their patterns, these
 /// must be the same, too. Those that are for the same requests get the same number as well.
 fn with_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
+    let mut match_kinds = 0..;
     for index in 0..limiters.len() {
         let (before, rest) = limiters.split_at_mut(index);
         let Some(limiter) = rest.first_mut() else { continue };
@@ -274,8 +276,12 @@ fn with_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
                 && (!limiter.per.contains(&Part::Path) || other.matches == limiter.matches)
         };
         limiter.key_kind = before.iter().position(alike).unwrap_or(index);
-        let same = |other: &Limiter| other.matches == limiter.matches;
-        limiter.match_kind = before.iter().position(same).unwrap_or(index);
+        let same = |other: &&Limiter| other.matches == limiter.matches;
+        limiter.match_kind = match before.iter().find(same) {
+            _ if limiter.matches.is_empty() => None,
+            Some(other) => other.match_kind,
+            None => match_kinds.next(),
+        };
     }
     limiters
 }
