@@ -45,7 +45,7 @@ impl Concurrency {
     /// Takes what there is room for.
     #[inline]
     pub(crate) fn take(&self, used: &mut InProgress, cost: u64) -> Outcome {
-        used.other += cost;
+        used.other = used.other.saturating_add(cost);
         Outcome::allow(self.capacity.saturating_sub(used.other), 0)
     }
 
@@ -68,11 +68,10 @@ impl Algorithm for Concurrency {
     }
 
     fn decide(&self, state: &mut InProgress, _now: Timestamp, cost: u64) -> Outcome {
-        let fits = self.fits(state.other, cost);
-        if fits {
-            state.other += cost;
+        if self.fits(state.other, cost) {
+            return self.take(state, cost);
         }
-        self.outcome(state.other, cost, fits)
+        self.outcome(state.other, cost, false)
     }
 
     fn estimate(&self, state: &InProgress, _now: Timestamp, cost: u64) -> Outcome {

@@ -190,7 +190,7 @@ impl Fleet {
         }
         let of_kind = if critical { &mut used.critical } else { &mut used.other };
         match op {
-            Op::Charge => *of_kind += cost,
+            Op::Charge => return self.take(used, cost, critical),
             Op::Refund | Op::Undo => *of_kind = of_kind.saturating_sub(cost),
             Op::Estimate | Op::Renew => {}
         }
@@ -202,7 +202,7 @@ impl Fleet {
     #[inline]
     pub(crate) fn take(&self, used: &mut InProgress, cost: u64, critical: bool) -> Outcome {
         let of_kind = if critical { &mut used.critical } else { &mut used.other };
-        *of_kind += cost;
+        *of_kind = of_kind.saturating_add(cost);
         Outcome::allow(self.remaining(*used), 0)
     }
 

@@ -409,13 +409,14 @@ impl Limit {
         }
     }
 
-    /// Takes what there is room for among what is counted in this process: as [`count`](Self::count) does, without looking again.
+    /// As [`count`](Self::count) with [`Op::Charge`], for those who have just seen that it [has room](Self::has_room): nobody looks again.
     #[inline]
-    pub fn take(&self, used: &mut InProgress, ask: &Ask) -> Outcome {
+    pub fn take(&self, used: &mut InProgress, ask: &Ask) -> Option<Outcome> {
+        debug_assert!(self.has_room(used, ask), "nobody has looked");
         match self {
-            Self::Concurrency(a) => a.take(used, ask.cost),
-            Self::Fleet(a) => a.take(used, ask.cost, ask.critical),
-            _ => Outcome::allow(0, 0),
+            Self::Concurrency(a) => Some(a.take(used, ask.cost)),
+            Self::Fleet(a) if a.is_counted() => Some(a.take(used, ask.cost, ask.critical)),
+            _ => None,
         }
     }
 

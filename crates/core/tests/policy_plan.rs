@@ -1140,6 +1140,8 @@ plans:
   odd:  { rate: unlimited, concurrency: 3 }
 classes: { critical: [POST /charges], reports: [GET /reports/*], of-pro: [{ plan: pro }] }
 overrides: { pro_own: { by-plan: 7/s }, pro_moved: { plan: odd } }
+allow: [192.0.2.8]
+block: [caller: odd_2]
 limiters:
   by-plan:    { rate: plan }
   of-all:     { rate: 1000/s, per: global, cost: { class: { reports: 10 }, otherwise: 2 } }
@@ -1167,23 +1169,45 @@ proptest! {
             (
                 prop::sample::select(vec!["GET", "POST", "PUT"]),
                 prop::sample::select(vec!["/charges", "/reports/1", "/reports//1", "/", "/%2e/x"]),
-                prop::option::of(prop::sample::select(vec!["pro_1", "pro_own", "pro_moved", "odd_1", "else"])),
+                prop::option::of(prop::sample::select(vec!["pro_1", "pro_own", "pro_moved", "odd_1", "odd_2", "else"])),
                 prop::option::of(prop::sample::select(vec!["a", "b"])),
+                prop::sample::select(vec!["192.0.2.7", "192.0.2.8"]),
             ),
             1..8,
         ),
     ) {
         let (known, found) = (read(BY_CLASS_AND_PLAN), read(&format!("{BY_CLASS_AND_PLAN}{BY_REQUEST}")));
-        for (method, path, key, tenant) in requests {
+        for (method, path, key, tenant, peer) in requests {
             let fields: Vec<(&str, &str)> =
                 key.map(|key| ("x-api-key", key)).into_iter().chain(tenant.map(|it| ("x-tenant", it))).collect();
-            let facts = Facts { method, path, peer: ip("192.0.2.7"), headers: &fields, ..Facts::default() };
+            let facts = Facts { method, path, peer: ip(peer), headers: &fields, ..Facts::default() };
             let (known, found) = (plan(&known, &facts), plan(&found, &facts));
-            prop_assert_eq!(matches!(known.charged, Charges::Usual(..)), key != Some("pro_own"));
+            let is_usual = known.listed == Listed::No && key != Some("pro_own");
+            prop_assert_eq!(matches!(known.charged, Charges::Usual(..)), is_usual);
             prop_assert!(matches!(found.charged, Charges::Own(_)));
             prop_assert_eq!(&*known.charged, &*found.charged);
             prop_assert_eq!(&known.keys, &found.keys);
             prop_assert_eq!((known.class, known.plan, known.listed), (found.class, found.plan, found.listed));
         }
+    }
+}
+
+/// What requests match is remembered for the first kinds of limiters, and the others are asked one by one.
+#[test]
+fn any_number_of_limiters_may_be_for_different_requests() {
+    for kinds in [0_usize, 1, 9, 63, 64, 65, 130] {
+        let matching =
+            (0..kinds).map(|at| format!("  l{at}: {{ rate: 5/s, match: [GET /{at}, GET /all] }}\n"));
+        let limiters: String = matching.collect();
+        let policy = read(&format!("limiters:\n  of-all: {{ rate: 5/s }}\n{limiters}"));
+        let charged = |path: &str| -> Vec<usize> {
+            let facts = Facts { method: "GET", path, caller: Some("alice"), ..Facts::default() };
+            plan(&policy, &facts).charged.iter().map(|charged| charged.limiter).collect()
+        };
+        for at in 0..kinds {
+            assert_eq!(charged(&format!("/{at}")), [0, at + 1], "of {kinds}");
+        }
+        assert_eq!(charged("/all"), (0..=kinds).collect::<Vec<_>>(), "of {kinds}");
+        assert_eq!(charged("/none"), [0], "of {kinds}");
     }
 }

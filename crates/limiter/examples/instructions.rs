@@ -18,7 +18,7 @@ const KEY: &str = "user:0000000000000000042";
 /// A name, and what to run N times.
 type Scenario = (&'static str, fn(u64));
 
-const SCENARIOS: [Scenario; 12] = [
+const SCENARIOS: [Scenario; 13] = [
     ("token-bucket-admitted", |n| repeat(n, &limiter(Quota::per_second(1_000_000_000)))),
     ("token-bucket-any-ratio", |n| repeat(n, &limiter(Quota::per_second(333).burst(1_000_000)))),
     ("token-bucket-refused", |n| repeat(n, &limiter(Quota::per_hour(1)))),
@@ -32,8 +32,10 @@ const SCENARIOS: [Scenario; 12] = [
         repeat(n, &built(RateLimiter::per_second(1_000_000_000).and(Quota::per_hour(1_000_000_000))))
     }),
     ("concurrency", permits),
-    ("admit-demo-policy", |n| admit(n, "pro_1")),
-    ("admit-demo-policy-refused", |n| admit(n, "free")),
+    ("admit-demo-policy", |n| admit(n, "pro_1", "")),
+    ("admit-demo-policy-refused", |n| admit(n, "free", "")),
+    // Where one limiter's cost is told by requests, nothing is known of any beforehand.
+    ("admit-by-request", |n| admit(n, "pro_1", "  never: { rate: 1/s, match: [GET /never], cost: given }\n")),
 ];
 
 fn main() -> ExitCode {
@@ -93,8 +95,9 @@ fn check_new_keys(n: u64, limiter: &RateLimiter) {
 /// The whole path of a request by the policy of the demonstration: decided, its answer told how it stands, ended; or refused and
 /// answered. The store's clock stands still, so that one key's second is soon used up; the other one's plan is made large enough.
 /// The limiter's own is that of the system, as it is in a gateway.
-fn admit(n: u64, key: &'static str) {
+fn admit(n: u64, key: &'static str, more: &str) {
     let policy = include_str!("../../../examples/demo.yaml").replace("rate: 1000/s", "rate: 1000000000/s");
+    let policy = policy.replace("limiters:\n", &format!("limiters:\n{more}"));
     let built = Limiter::builder().store(store().build()).policy(&policy).build();
     let Ok(limiter) = built else { return };
     let fields = [("host", "api.example.com"), ("accept", "*/*"), ("x-api-key", key)];

@@ -293,6 +293,20 @@ overrides: { big: { rate: 1000/d }, free: { rate: unlimited }, other: { plan: b 
     assert_eq!([refused("big"), refused("free"), refused("other"), refused("nobody")], [0, 0, 3, 3]);
 }
 
+/// Found by a reader: who has no limit was counted in the dark alone.
+#[test]
+fn a_limiter_is_asked_about_callers_who_are_unlimited() {
+    let policy = "limiters: { rate: { rate: 5/d } }
+overrides: { free: { rate: unlimited } }";
+    let (limiter, _) = limiter(policy);
+    let facts = Facts { caller: Some("free"), ..Facts::default() };
+    for (mode, asked) in [(Mode::Enforce, 7), (Mode::Dark, 14), (Mode::Off, 14)] {
+        limiter.switch_all(Some(mode));
+        (0..7).for_each(|_| drop(limiter.admit_now(&facts).unwrap()));
+        assert_eq!(limiter.report().limiters[0].stats.asked, asked, "{mode:?}");
+    }
+}
+
 #[test]
 fn what_a_door_says_of_a_cost_is_for_limiters_that_ask_for_it() {
     let policy = "limiters:

@@ -11,6 +11,7 @@ const POLICY: &str = "
 identify: { caller: [header: x-api-key, ip], plan: [table], default_plan: free, table: { 'pro_*': pro } }
 trusted_proxies: []
 plans: { free: { rate: 2/s }, pro: { rate: 3/s } }
+overrides: { pro_own: { by-plan: 1/s }, pro_free: { by-plan: unlimited, twice: unlimited } }
 classes: { critical: [POST *], get: [GET *] }
 answers: { headers: HEADERS }
 limiters:
@@ -36,7 +37,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let method = prop::sample::select(vec!["GET", "POST", "PUT"]);
-    let key = prop::sample::select(vec!["pro_1", "pro_2", "sk_1", ""]);
+    let key = prop::sample::select(vec!["pro_1", "pro_2", "pro_own", "pro_free", "sk_1", ""]);
     let step = prop_oneof![
         6 => (method, key).prop_map(|(method, key)| Step::Ask { method, key }),
         3 => (0..8_usize).prop_map(Step::End),
@@ -133,4 +134,61 @@ fn a_mode_that_is_set_by_hand_and_taken_back_is_as_the_policy_says() {
     world.limiter.switch_all(None);
     assert!(world.limiter.switch("twice", None));
     assert_eq!(passes(), 0);
+}
+
+/// Found by a reader: it was looked at for as long as the process ran, although nobody could take it back.
+#[test]
+fn a_mode_that_was_set_for_a_limiter_that_is_gone_comes_back_with_it() {
+    let with = "limiters: { a: { rate: 1/d }, b: { rate: 2/d } }";
+    let without = "limiters: { b: { rate: 2/d } }";
+    let limiter = Limiter::from_policy(with).unwrap();
+    let passes = |caller: &str| {
+        let facts = Facts { caller: Some(caller), ..Facts::default() };
+        (0..5).filter(|_| limiter.admit_now(&facts).is_ok()).count()
+    };
+    assert!(limiter.switch("a", Some(Mode::Off)));
+    assert_eq!(passes("one"), 2);
+    limiter.reload_text(without).unwrap();
+    assert_eq!(passes("two"), 2);
+    assert!(!limiter.switch("a", None), "there is none");
+    limiter.reload_text(with).unwrap();
+    assert_eq!(passes("three"), 2, "it is still off");
+    assert!(limiter.switch("a", None));
+    assert_eq!(passes("four"), 1);
+}
+
+/// Headers name all limits in the order of the policy, and report the one that is closest to exhaustion, wherever it stands.
+#[test]
+fn what_is_told_of_several_limits() {
+    let told = |style: &str, limiters: &str| {
+        let policy = format!("answers: {{ headers: {style} }}\nlimiters: {{ {limiters} }}");
+        let limiter =
+            Limiter::builder().clock(ManualClock::at(Timestamp::from_secs(1_000_000))).policy(&policy);
+        let limiter = limiter.build().unwrap();
+        let facts = Facts { caller: Some("alice"), ..Facts::default() };
+        let headers = limiter.admit_now(&facts).unwrap().headers();
+        headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>()
+    };
+    let rates = "wide: { rate: 10/s }, narrow: { rate: 2/s }, busy: { concurrency: 5 }";
+    assert_eq!(
+        told("ietf-11", rates),
+        [
+            r#"ratelimit-policy: "wide";q=10;w=1, "narrow";q=2;w=1, "busy";q=5;qu="concurrent-requests""#,
+            r#"ratelimit: "narrow";r=1;t=1"#
+        ]
+    );
+    assert_eq!(
+        told("draft-7", rates),
+        ["ratelimit-policy: 10;w=1, 2;w=1", "ratelimit: limit=2, remaining=1, reset=1"]
+    );
+    assert_eq!(
+        told("envoy", rates),
+        [
+            r#"x-ratelimit-limit: 2, 10;w=1;name="wide", 2;w=1;name="narrow""#,
+            "x-ratelimit-remaining: 1",
+            "x-ratelimit-reset: 1"
+        ]
+    );
+    assert_eq!(told("x-ratelimit", "busy: { concurrency: 5 }"), [""; 0], "it has no words for it");
+    assert_eq!(told("off", rates), [""; 0]);
 }

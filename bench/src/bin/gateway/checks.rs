@@ -1,6 +1,6 @@
 //! The check list: what must be reached, whether it was, and by how much.
 
-use tollgate_bench::figures::{interval, median, range};
+use tollgate_bench::figures::{median, range};
 use tollgate_bench::markdown::{answer, header, row};
 
 use crate::contenders::{ENVOY, HAPROXY, HAPROXY_REFUSING, NGINX, NGINX_REFUSING, OURS, OURS_REFUSING};
@@ -143,7 +143,7 @@ impl Check {
 pub fn table(results: &Results) -> String {
     let mut out = String::from(
         "Ratios within one round: the median of all rounds, in brackets the least and the most. What the limiters cost: the \
-         median of all pairs, in brackets where it is with a certainty of 95 %. Where nothing has to be reached the last \
+         median of all pairs, in brackets the least and the most of the medians of processes. Where nothing has to be reached the last \
          column is empty.\n\n",
     );
     out += &header(&["measured".to_owned(), "met".to_owned()]);
@@ -163,9 +163,9 @@ pub fn table(results: &Results) -> String {
     out + &all_answered(results)
 }
 
-fn cost(what: &str, ratios: &[f64], bound: &Bound) -> String {
-    let (from, to) = interval(ratios);
-    let ratio = median(ratios.to_vec());
+fn cost(what: &str, ratios: &[Vec<f64>], bound: &Bound) -> String {
+    let (from, to) = range(&ratios.iter().cloned().map(median).collect::<Vec<_>>());
+    let ratio = median(ratios.concat());
     row(what, &[format!("{ratio:.3}x ({from:.3} to {to:.3})"), bound.is_met(ratio)])
 }
 

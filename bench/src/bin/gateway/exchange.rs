@@ -18,10 +18,10 @@ use crate::wrk;
 pub const SLICE: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// With the limiters over without them, of each pair of slices.
+/// With the limiters over without them, of each pair of slices of each process.
 pub struct Cost {
-    pub cpu: Vec<f64>,
-    pub per_second: Vec<f64>,
+    pub cpu: Vec<Vec<f64>>,
+    pub per_second: Vec<Vec<f64>>,
 }
 
 /// One slice of the load.
@@ -36,13 +36,17 @@ pub fn run(settings: &Settings, tools: &Tools, upstream: &Server) -> Result<Cost
     let mut cost = Cost { cpu: Vec::new(), per_second: Vec::new() };
     for process in 1..=settings.processes() {
         eprintln!("what the limiters cost: process {process} of {}", settings.processes());
-        compare(settings, tools, upstream, &mut cost)?;
+        let pairs = compare(settings, tools, upstream)?;
+        cost.cpu.push(pairs.iter().map(|[without, with]| with.cpu / without.cpu).collect());
+        cost.per_second
+            .push(pairs.iter().map(|[without, with]| with.per_second / without.per_second).collect());
     }
     Ok(cost)
 }
 
 /// Where a process has its memory makes a difference of a few hundredths too, for as long as it runs: each has its share of the pairs.
-fn compare(settings: &Settings, tools: &Tools, upstream: &Server, cost: &mut Cost) -> Result<(), Failure> {
+fn compare(settings: &Settings, tools: &Tools, upstream: &Server) -> Result<Vec<[Slice; 2]>, Failure> {
+    let mut pairs = Vec::new();
     let gateway = Proxy::Tollgate.start(tools, Limit::None, upstream.port, settings.threads)?;
     let mut client = Client::try_connect(gateway.address())?;
     let mut counter = Client::try_connect(upstream.address())?;
@@ -61,11 +65,10 @@ fn compare(settings: &Settings, tools: &Tools, upstream: &Server, cost: &mut Cos
             measured[usize::from(limit == Limit::High)] = Some(slice);
         }
         if let [Some(without), Some(with)] = measured {
-            cost.cpu.push(with.cpu / without.cpu);
-            cost.per_second.push(with.per_second / without.per_second);
+            pairs.push([without, with]);
         }
     }
-    Ok(())
+    Ok(pairs)
 }
 
 /// Puts a policy in the place of the one before, and waits until requests are answered by it.

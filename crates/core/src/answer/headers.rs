@@ -98,15 +98,6 @@ pub enum HeaderStyle {
 }
 
 impl HeaderStyle {
-    /// Whether it can tell of limits of this unit: requests in progress are told in [`HeaderStyle::Ietf11`] alone.
-    pub fn tells(self, unit: Unit) -> bool {
-        match self {
-            Self::Ietf11 => true,
-            Self::Off => false,
-            _ => unit != Unit::ConcurrentRequests,
-        }
-    }
-
     /// The names of all styles.
     pub const NAMES: [&'static str; 6] = ["ietf-11", "draft-7", "draft-6", "x-ratelimit", "envoy", "off"];
 
@@ -121,6 +112,15 @@ impl HeaderStyle {
             "off" => Self::Off,
             _ => return None,
         })
+    }
+
+    /// Whether it can tell of limits of this unit: requests in progress are told in [`HeaderStyle::Ietf11`] alone.
+    pub fn tells(self, unit: Unit) -> bool {
+        match self {
+            Self::Ietf11 => true,
+            Self::Off => false,
+            _ => unit != Unit::ConcurrentRequests,
+        }
     }
 }
 

@@ -93,7 +93,7 @@ pub type Keys = SmallVec<[KeyBytes; 2]>;
 pub enum Charges<'p> {
     /// The same as every request of its class and plan that matches the same: at this place among [`Policy::usual_charges`].
     Usual(usize, &'p [Charged]),
-    /// It depends on more than that.
+    /// It depends on more than that, or there would be too many to be kept.
     Own(Vec<Charged>),
 }
 
@@ -263,7 +263,7 @@ impl Policy {
     }
 
     /// What requests are charged to of which nothing counts but their class, their plan and what they match, in the places that
-    /// [`Charges::Usual`] names. None where something else may count.
+    /// [`Charges::Usual`] names. None where something else may count, or where there would be too many.
     pub fn usual_charges(&self) -> impl Iterator<Item = &[Charged]> {
         self.usual.iter().map(|usual| &*usual.charged)
     }
@@ -272,11 +272,6 @@ impl Policy {
     pub(crate) fn with_usual(mut self) -> Self {
         /// So many are kept, for all of them together.
         const MOST: usize = 20_000;
-        for (index, limiter) in self.limiters.iter().enumerate() {
-            if limiter.match_kind == Some(self.match_kinds.len()) {
-                self.match_kinds.push(index);
-            }
-        }
         let (classes, plans) = (self.classes.len() + 1, self.plans.len() + 1);
         let matches = u32::try_from(self.match_kinds.len()).ok().and_then(|kinds| 1_usize.checked_shl(kinds));
         let size = [plans, matches.unwrap_or(usize::MAX), self.limiters.len().max(1)];
@@ -308,7 +303,7 @@ impl Policy {
     /// Where requests of a class and a plan that match this are among those.
     fn usual_place(&self, class: usize, plan: Option<usize>, Matched(matched): Matched) -> usize {
         let place = class * (self.plans.len() + 1) + plan.map_or(0, |plan| plan + 1);
-        // Where that is too large, there is none.
+        // Where that is more than a number can tell, none are kept.
         let place = place.checked_shl(self.match_kinds.len() as u32).unwrap_or(usize::MAX);
         place.saturating_add(matched as usize)
     }

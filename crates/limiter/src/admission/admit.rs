@@ -16,7 +16,7 @@ use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
 use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp, Verdict};
 
 use super::leases::Lease;
-use super::permit::{Dark, Held, Permit, charge};
+use super::permit::{Dark, Held, Permit, ask, charge};
 use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
@@ -211,10 +211,11 @@ impl<S: Store + 'static> Shared<S> {
     /// Charges everything that is enforced, or nothing.
     async fn charge(&self, held: &mut Held) -> Result<(), (Refused, Option<usize>)> {
         let mut charges: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
-        for due in &held.owed.toll(&held.running).dues {
-            if due.is_first {
-                held.running.count_asked(due.limiter, held.class);
-            }
+        let toll = held.owed.toll(&held.running);
+        for limiter in &toll.asked {
+            held.running.count_asked(*limiter, held.class);
+        }
+        for due in &toll.dues {
             charges.push(due.charge(&held.keys, held.lease));
         }
         if charges.is_empty() {
@@ -266,8 +267,7 @@ impl<S: Store + 'static> Shared<S> {
         }
         let toll = held.toll();
         let leases = toll.dues.iter().filter_map(|due| {
-            let charged = toll.charged_to(due.limiter)?;
-            lease(held.ruled(due)?, charged, due.key(&held.keys)?, held.lease, held.taken_at)
+            lease(held.ruled(due)?, due.ask(held.lease), due.key(&held.keys)?, held.taken_at)
         });
         held.renewed = self.leases.keep(leases.collect());
     }
@@ -323,7 +323,7 @@ impl<S: Store + 'static> Shared<S> {
                         let held = rules.iter().filter(|ruled| ruled.held.is_some());
                         let leases = held
                             .clone()
-                            .filter_map(|ruled| lease(ruled, charged, key, of.lease, of.taken_at));
+                            .filter_map(|ruled| lease(ruled, ask(charged, of.lease), key, of.taken_at));
                         let renewed =
                             if self.store.is_shared() { self.leases.keep(leases.collect()) } else { None };
                         let held = held.map(|ruled| (*charged, key.clone(), ruled.rule)).collect();
@@ -360,15 +360,8 @@ fn is_settled(running: &Running, limiter: usize) -> bool {
 }
 
 /// What has to be renewed for as long as a request lasts.
-fn lease(
-    ruled: &Ruled,
-    charged: &Charged,
-    key: &KeyBytes,
-    lease: LeaseId,
-    taken_at: Timestamp,
-) -> Option<Lease> {
+fn lease(ruled: &Ruled, ask: Ask, key: &KeyBytes, taken_at: Timestamp) -> Option<Lease> {
     let every = ruled.held.flatten()?;
-    let ask = Ask { cost: charged.cost, lease, critical: charged.critical, taken: None };
     Some(Lease { rule: ruled.rule, key: key.clone(), ask, every, due: taken_at + every })
 }
 

@@ -226,6 +226,7 @@ impl<S: Store + 'static> Shared<S> {
         };
         running.supersede(&before, &self.store);
         self.running.store(Arc::new(running));
+        self.lasting.tell(&self.running);
         follows();
         Ok(())
     }

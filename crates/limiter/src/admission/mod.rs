@@ -122,6 +122,12 @@ impl<S: Store> Shared<S> {
         (self.random.hash_one(self.next.fetch_add(1, Ordering::Relaxed)) >> 32) as u32
     }
 
+    /// Sets the mode of a limiter by hand, or that of all.
+    fn switch(&self, limiter: Option<&str>, mode: Option<Mode>) {
+        self.lasting.set(limiter, mode);
+        self.lasting.tell(&self.running);
+    }
+
     /// Takes a sample of utilization.
     fn sample(&self) {
         let running = self.running.load();
@@ -433,6 +439,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
             random,
             next: AtomicU64::new(0),
         });
+        shared.lasting.tell(&shared.running);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             // Most sources tell what has been since they were last asked.
             if let Some(worker) = &shared.running.load().worker {
@@ -488,14 +495,14 @@ impl<S: Store + 'static> Limiter<S> {
     pub fn switch(&self, limiter: &str, mode: Option<Mode>) -> bool {
         let known = self.shared.running.load().limiters.iter().any(|known| *known.name == *limiter);
         if known {
-            self.shared.lasting.set(Some(limiter), mode);
+            self.shared.switch(Some(limiter), mode);
         }
         known
     }
 
     /// Sets the mode of everything by hand: no limiter is stricter.
     pub fn switch_all(&self, mode: Option<Mode>) {
-        self.shared.lasting.set(None, mode);
+        self.shared.switch(None, mode);
     }
 
     /// The mode than which no limiter is stricter at this moment.

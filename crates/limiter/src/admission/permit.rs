@@ -160,9 +160,9 @@ impl Held {
 
     /// How the caller's own limits stand, the one closest to exhaustion first.
     fn standings(&self) -> Vec<Standing> {
-        let told = self.toll().dues.iter().zip(&self.outcomes);
-        let told = told.filter_map(|(due, outcome)| Some((self.ruled(due)?, outcome)));
-        let own = told.filter(|(ruled, _)| ruled.is_shown);
+        let all = self.toll().dues.iter().zip(&self.outcomes);
+        let all = all.filter_map(|(due, outcome)| Some((self.ruled(due)?, outcome)));
+        let own = all.filter(|(ruled, _)| ruled.is_shown);
         let mut standings: Vec<Standing> = own.map(|(ruled, outcome)| ruled.standing(outcome)).collect();
         let left =
             |it: &Standing, other: &Standing| u128::from(it.remaining) * u128::from(other.quota.max(1));
@@ -172,8 +172,11 @@ impl Held {
 }
 
 pub(super) fn charge<'c>(rule: Rule, key: &'c KeyBytes, charged: &Charged, lease: LeaseId) -> Charge<'c> {
-    let ask = Ask { cost: charged.cost, lease, critical: charged.critical, taken: None };
-    Charge { rule, key: KeyRef { kind: Kind::Bytes, bytes: key }, ask }
+    Charge { rule, key: KeyRef { kind: Kind::Bytes, bytes: key }, ask: ask(charged, lease) }
+}
+
+pub(super) fn ask(charged: &Charged, lease: LeaseId) -> Ask {
+    Ask { cost: charged.cost, lease, critical: charged.critical, taken: None }
 }
 
 impl<S: Store + 'static> Permit<S> {

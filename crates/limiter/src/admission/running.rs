@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use thiserror::Error;
 use tollgate_core::answer::{AnswerStyle, Told};
@@ -96,8 +97,8 @@ pub(super) struct Running {
     /// By the place of the class.
     pub(super) classes: Vec<(Arc<str>, Arc<ClassCounts>)>,
     pub(super) all: Arc<Switch>,
-    /// Whether somebody has set a mode by hand.
-    pub(super) is_switched: Arc<AtomicBool>,
+    /// Whether somebody has set the mode of one of its limiters by hand, or that of all.
+    is_switched: AtomicBool,
     /// Whether some limiter's cost is only known afterwards.
     pub(super) has_settled: bool,
     /// Who vouches for tokens by the policy's own keys.
@@ -247,7 +248,6 @@ impl Switch {
 #[derive(Debug, Default)]
 pub(super) struct Lasting {
     pub(super) all: Arc<Switch>,
-    is_switched: Arc<AtomicBool>,
     limiters: Mutex<HashMap<Arc<str>, LastingLimiter>>,
     classes: Mutex<HashMap<Arc<str>, Arc<ClassCounts>>>,
 }
@@ -283,11 +283,13 @@ impl Running {
         }
         let has_settled =
             policy.limiters().iter().any(|limiter| matches!(limiter.cost, Cost::Settled { .. }));
-        let (all, is_switched) = (Arc::clone(&lasting.all), Arc::clone(&lasting.is_switched));
+        let all = Arc::clone(&lasting.all);
         let by_file = |limiter: &RunningLimiter| limiter.mode.min(policy.mode());
         let tolls = policy.usual_charges();
         let tolls = tolls.map(|charged| Toll::of(charged.to_vec(), &limiters, &ruled, by_file).kept(&ruled));
         let tolls = tolls.collect();
+        // Until somebody has looked.
+        let is_switched = AtomicBool::new(true);
         Ok(Self { limiters, ruled, tolls, worker, classes, all, is_switched, has_settled, vouching, policy })
     }
 
@@ -557,13 +559,20 @@ impl Lasting {
 
     /// Sets the mode of a limiter by hand, or that of all.
     pub(super) fn set(&self, limiter: Option<&str>, mode: Option<Mode>) {
-        let mut limiters = self.limiters.lock();
         match limiter {
-            Some(name) => limiters.entry(Arc::from(name)).or_default().switch.set(mode),
+            Some(name) => self.switch(name).set(mode),
             None => self.all.set(mode),
         }
-        let mut switches = limiters.values().map(|limiter| &limiter.switch).chain([&self.all]);
-        self.is_switched.store(switches.any(|switch| switch.get().is_some()), Ordering::Release);
+    }
+
+    /// Has the present policy take note of what was set by hand. To be called after each change of either.
+    pub(super) fn tell(&self, running: &ArcSwap<Running>) {
+        // One after another: who comes last sees what was set before, and the policy that is there then.
+        let _turn = self.limiters.lock();
+        let running = running.load();
+        let mut switches = running.limiters.iter().map(|limiter| &limiter.switch).chain([&running.all]);
+        let is_switched = switches.any(|switch| switch.get().is_some());
+        running.is_switched.store(is_switched, Ordering::Release);
     }
 
     fn counts(&self, limiter: &Arc<str>, class: &Arc<str>) -> Arc<LimiterCounts> {

@@ -15,7 +15,9 @@ use super::running::{Ruled, Running, RunningLimiter};
 pub(super) struct Toll {
     /// Every limiter that is for the request, whatever its mode.
     pub(super) charged: Vec<Charged>,
-    /// The limits of those that are enforced, in the order in which the store is asked.
+    /// Those that are enforced.
+    pub(super) asked: SmallVec<[usize; 4]>,
+    /// Their limits, in the order in which the store is asked.
     pub(super) dues: SmallVec<[Due; 4]>,
     /// Whether some limiter, or its candidate, may have something to decide in the dark.
     pub(super) has_watched: bool,
@@ -35,8 +37,6 @@ pub(super) struct Due {
     key: usize,
     cost: u64,
     critical: bool,
-    /// Whether it is the first of its limiter.
-    pub(super) is_first: bool,
     /// Whether it must be given back when the request ends.
     pub(super) is_held: bool,
     /// Whether callers are told how they stand with it.
@@ -51,7 +51,7 @@ impl Toll {
         ruled: &[Ruled],
         mode: impl Fn(&RunningLimiter) -> Mode,
     ) -> Self {
-        let (mut dues, mut has_watched) = (SmallVec::new(), false);
+        let (mut asked, mut dues, mut has_watched) = (SmallVec::new(), SmallVec::new(), false);
         for of in &charged {
             let Some(limiter) = limiters.get(of.limiter) else { continue };
             let is_enforced = effective(mode(limiter), of) == Mode::Enforce;
@@ -59,8 +59,8 @@ impl Toll {
             if !is_enforced {
                 continue;
             }
-            let places = limiter.choices.get(of.choice).cloned().unwrap_or_default();
-            for (number, place) in places.enumerate() {
+            asked.push(of.limiter);
+            for place in limiter.choices.get(of.choice).cloned().unwrap_or_default() {
                 let Some(ruled) = ruled.get(place) else { continue };
                 dues.push(Due {
                     rule: ruled.rule,
@@ -69,13 +69,12 @@ impl Toll {
                     key: of.key,
                     cost: of.cost,
                     critical: of.critical,
-                    is_first: number == 0,
                     is_held: ruled.held.is_some(),
                     is_told: ruled.is_told,
                 });
             }
         }
-        Self { charged, dues, has_watched, policies: None }
+        Self { charged, asked, dues, has_watched, policies: None }
     }
 
     /// The same, for many requests.
@@ -113,8 +112,13 @@ impl Due {
     #[inline]
     pub(super) fn charge<'k>(&self, keys: &'k [KeyBytes], lease: LeaseId) -> Charge<'k> {
         let bytes = keys.get(self.key).map_or(&[][..], |key| key);
-        let ask = Ask { cost: self.cost, lease, critical: self.critical, taken: None };
-        Charge { rule: self.rule, key: KeyRef { kind: Kind::Bytes, bytes }, ask }
+        Charge { rule: self.rule, key: KeyRef { kind: Kind::Bytes, bytes }, ask: self.ask(lease) }
+    }
+
+    /// How much is asked for.
+    #[inline]
+    pub(super) fn ask(&self, lease: LeaseId) -> Ask {
+        Ask { cost: self.cost, lease, critical: self.critical, taken: None }
     }
 
     /// Whose bucket it is.
@@ -137,8 +141,13 @@ impl Owed {
     pub(super) const NOTHING: Self = Self::Usual(usize::MAX);
 
     pub(super) fn toll<'t>(&'t self, running: &'t Running) -> &'t Toll {
-        static NOTHING: Toll =
-            Toll { charged: Vec::new(), dues: SmallVec::new_const(), has_watched: false, policies: None };
+        static NOTHING: Toll = Toll {
+            charged: Vec::new(),
+            asked: SmallVec::new_const(),
+            dues: SmallVec::new_const(),
+            has_watched: false,
+            policies: None,
+        };
         match self {
             Self::Usual(place) => running.tolls.get(*place).unwrap_or(&NOTHING),
             Self::Own(toll) => toll,

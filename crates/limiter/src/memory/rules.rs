@@ -160,15 +160,16 @@ impl Record {
     /// Takes places for which there was `room`. None if others have taken the last ones since.
     #[inline]
     pub(crate) fn take_places(&self, room: InProgress, ask: &Ask) -> Option<Outcome> {
-        let mut seen = room;
+        let mut used = room;
         loop {
-            let mut used = seen;
-            let outcome = self.limit.take(&mut used, ask);
-            let (before, after) = (pack_places(seen), pack_places(used));
-            let places = &self.family.places;
-            match places.compare_exchange_weak(before, after, Ordering::AcqRel, Ordering::Acquire) {
+            let seen = pack_places(used);
+            let outcome = self.limit.take(&mut used, ask)?;
+            let (places, taken) = (&self.family.places, pack_places(used));
+            match places.compare_exchange_weak(seen, taken, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(outcome),
-                Err(_) => seen = self.room_for(ask)?,
+                Err(word) => {
+                    used = Some(unpack_places(word)).filter(|used| self.limit.has_room(used, ask))?
+                }
             }
         }
     }

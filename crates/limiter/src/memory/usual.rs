@@ -133,7 +133,7 @@ impl MemoryStore {
         if let (Some(it), Some((shard, position))) = (&counted, &mut seat) {
             let (limit, used, ask) = (&it.record.limit, shard.counted(*position)?, &it.charge.ask);
             let outcome =
-                if has_room { limit.take(used, ask) } else { limit.count(Op::Estimate, used, ask)? };
+                if has_room { limit.take(used, ask)? } else { limit.count(Op::Estimate, used, ask)? };
             tell(it, outcome);
         }
         Some(has_room)

@@ -16,7 +16,7 @@ use super::limiters::{Drafted, LEASE};
 use super::reader::Reader;
 use super::warnings::idle;
 use super::workers::usual_workers;
-use super::{Anywhere, OTHER, with_kinds};
+use super::{Anywhere, OTHER, match_kinds, with_kinds};
 use crate::error::LimitError;
 use crate::fleet::FleetMode;
 use crate::limit::Limit;
@@ -301,9 +301,9 @@ impl Reader<'_> {
             default_plan: None,
             table: Default::default(),
             classes: classes.into_iter().map(|read| read.class).collect(),
+            match_kinds: match_kinds(&limiters),
             limiters,
             usual: Vec::new(),
-            match_kinds: Vec::new(),
             overrides: Default::default(),
             allow: Default::default(),
             block: Default::default(),

@@ -184,6 +184,7 @@ impl Reader<'_> {
             timeout,
         };
         self.unwise(&top, &known, &read_classes, &drafts);
+        let limiters = with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect());
         let plan_list: Vec<Plan> = plan_names.iter().map(|name| Plan { name: Arc::from(*name) }).collect();
         Some(Policy {
             store,
@@ -195,9 +196,9 @@ impl Reader<'_> {
             default_plan,
             table,
             classes: read_classes.into_iter().map(|read| read.class).collect(),
-            limiters: with_kinds(drafts.into_iter().map(|drafted| drafted.limiter).collect()),
+            match_kinds: match_kinds(&limiters),
+            limiters,
             usual: Vec::new(),
-            match_kinds: Vec::new(),
             overrides: overrides.unwrap_or_default(),
             allow,
             block,
@@ -284,4 +285,15 @@ fn with_kinds(mut limiters: Vec<Limiter>) -> Vec<Limiter> {
         };
     }
     limiters
+}
+
+/// The first limiter of each kind.
+fn match_kinds(limiters: &[Limiter]) -> Vec<usize> {
+    let mut kinds = Vec::new();
+    for (index, limiter) in limiters.iter().enumerate() {
+        if limiter.match_kind == Some(kinds.len()) {
+            kinds.push(index);
+        }
+    }
+    kinds
 }
