@@ -207,8 +207,11 @@ fn execute(command: Command) -> anyhow::Result<bool> {
                 let (name, holds) = (field(known, "name"), field(known, "mode"));
                 let is_meant = limiter.is_none_or(|limiter| limiter == name);
                 if is_meant && mode != "policy" && holds != mode {
-                    let why = "it is the least strict of the policy, its own switch and that of all";
-                    writeln!(io::stdout(), "  {name} is {holds} all the same: {why}")?;
+                    let (why, how) = match limiter {
+                        None => ("by its own switch, or by the policy", format!("{name} {mode}")),
+                        Some(_) => ("no limiter is stricter than all of them", format!("--all {mode}")),
+                    };
+                    writeln!(io::stdout(), "  {name} is {holds} all the same, {why}: tollgate switch {how}")?;
                 }
                 if limiter.is_none() && mode == "policy" && is_by_hand(known) {
                     let how = format!("tollgate switch {name} policy");

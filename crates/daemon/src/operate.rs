@@ -28,11 +28,21 @@ pub struct Instance {
 impl Instance {
     /// How everything stands.
     pub async fn status(&self) -> anyhow::Result<Value> {
-        self.ask("GET", "/api/status", None).await
+        let status = self.ask("GET", "/api/status", None).await?;
+        let is_ours = status.get("version").is_some_and(Value::is_string)
+            && status.get("limiters").is_some_and(Value::is_array)
+            && status.get("store").is_some_and(Value::is_object);
+        if !is_ours {
+            bail!(
+                "{} is no admin door of a Tollgate, whatever it is: say which is (--admin, TOLLGATE_ADMIN)",
+                self.admin.trim()
+            );
+        }
+        Ok(status)
     }
 
     /// Sets the mode of a limiter, or of all.
-    pub async fn switch(&self, limiter: Option<&str>, mode: &str) -> anyhow::Result<Value> {
+    pub async fn switch(&self, limiter: Option<&str>, mode: &str) -> anyhow::Result<()> {
         let path = match limiter {
             Some(name) if name.contains(['/', '?', '#', '%', ' ']) => {
                 bail!("{name:?} is no name of a limiter")
@@ -40,7 +50,13 @@ impl Instance {
             Some(name) => format!("/api/limiters/{name}/mode"),
             None => "/api/mode".to_owned(),
         };
-        self.ask("POST", &path, Some(json!({ "mode": mode }))).await
+        // Whoever else answers there is not told to do anything, and is not believed to have done it.
+        self.status().await?;
+        let set = self.ask("POST", &path, Some(json!({ "mode": mode }))).await?;
+        if set.get("mode").and_then(Value::as_str) != Some(mode) {
+            bail!("{} has not said that it was done: look at `tollgate status`", self.admin.trim());
+        }
+        Ok(())
     }
 
     async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> anyhow::Result<Value> {

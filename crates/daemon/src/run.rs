@@ -265,7 +265,10 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
     is_ready.end();
     let drain = Duration::from(shared.site.load().policy.gateway().timeouts.drain);
     let drain = if is_hurried { Duration::ZERO } else { drain };
-    tracing::info!("ending: no more connections are taken; requests in progress have {drain:?}");
+    match drain {
+        Duration::ZERO => tracing::info!("ending at once: requests in progress are broken off"),
+        drain => tracing::info!("ending: no more connections are taken; requests in progress have {drain:?}"),
+    }
     let left = gateway.drain(drain, ends.told_to_end(|| ())).await;
     if let AnyStore::Shared(store) = limiter.store() {
         let _ = tokio::time::timeout(Duration::from_secs(1), store.shared().close()).await;

@@ -135,6 +135,25 @@ fn an_instance_that_is_not_there_is_told() {
     let (said, code) = command(&["status", "--admin", &upstream.address.to_string()]);
     assert!(said.contains("is no admin door of a Tollgate: it answered 200"), "{said}");
     assert_eq!(code, Some(2));
+    // Nor is anybody who speaks JSON. Found by a reader: the door of the gateway was taken for it, and said that all was off.
+    let upstream = Upstream::start(|_, stream| {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+        let _ = std::io::Write::write_all(stream, answer);
+        false
+    });
+    let address = upstream.address.to_string();
+    for words in [&["status"][..], &["switch", "one", "dark"], &["switch", "--all", "off"]] {
+        let (said, code) = command(&[words, &["--admin", &address]].concat());
+        assert!(
+            said.contains(&format!("{address} is no admin door of a Tollgate, whatever it is")),
+            "{said}"
+        );
+        assert_eq!(code, Some(2), "{words:?}");
+    }
+    assert!(
+        upstream.received().iter().all(|request| request.line.starts_with("GET ")),
+        "nobody else is told to switch"
+    );
     let (said, code) = command(&["status", "--admin", "localhost"]);
     assert!(said.contains("\"localhost\" is no address: write --admin 127.0.0.1:8083"), "{said}");
     assert_eq!(code, Some(2));

@@ -323,6 +323,24 @@ fn what_a_door_says_of_a_cost_is_for_limiters_that_ask_for_it() {
     assert_eq!(passed(&limiter, &free), 3, "of five logins two were made");
 }
 
+/// Found by a reader: `RateLimit` told what was left before, although the answer that carries it says what it has cost.
+#[test]
+fn what_is_left_is_told_as_it_is_once_it_was_settled() {
+    let policy = "limiters:
+  tokens: { rate: 100/h, per: global, cost: { response_header: x-used, otherwise: 10 } }
+  all:    { rate: 1000/h, per: global }";
+    let (limiter, _) = limiter(policy);
+    let told = |used: Option<&'static str>| {
+        let permit = limiter.admit_now(&Facts::default()).unwrap();
+        permit.answered(|name| used.filter(|_| name == "x-used").map(str::as_bytes));
+        permit.headers().into_iter().find(|(name, _)| *name == "ratelimit").unwrap().1.into_owned()
+    };
+    assert_eq!(told(Some("50")), r#""tokens";r=50;t=1800"#, "more than was thought");
+    assert_eq!(told(Some("1")), r#""tokens";r=49;t=1836"#, "less");
+    assert_eq!(told(None), r#""tokens";r=39;t=2196"#, "nobody says what it has cost");
+    assert_eq!(told(Some("90")), r#""tokens";r=0;t=3600"#, "more than there is");
+}
+
 #[test]
 fn what_is_settled_later_is_charged_later() {
     let policy =

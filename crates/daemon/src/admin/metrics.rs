@@ -204,7 +204,7 @@ impl Snapshot {
         counters(
             encoder,
             "decisions",
-            "What limiters decided; dark_refuse is what one would have refused, candidate_refuse what its candidate would",
+            "What limiters decided; dark_refuse is what one would have refused, candidate_refuse what its candidate would have refused of what passed",
             &decisions,
         )?;
         counters(encoder, "degraded_decisions", "Decisions that were made without the store", &degraded)?;
@@ -232,7 +232,13 @@ impl Snapshot {
                 .iter()
                 .map(|(class, ppm)| (vec![("class", &**class)], *ppm as f64 / 1e6))
                 .collect();
-            gauges(encoder, "worker_shed_ratio", "The share of a class that is shed", None, &shed)?;
+            gauges(
+                encoder,
+                "worker_shed_ratio",
+                "The share of a class that is shed, or would be if the limiter were enforced (limiter_mode)",
+                None,
+                &shed,
+            )?;
         }
         Ok(())
     }
@@ -535,7 +541,13 @@ impl Snapshot {
                 (vec![("upstream", *upstream), ("server", url.as_str())], if *well { 1.0 } else { 0.0 })
             })
             .collect();
-        gauges(encoder, "upstream_server_up", "1 if a server gets requests", None, &up)
+        gauges(
+            encoder,
+            "upstream_server_up",
+            "1 if a server is well; where none is, all get requests",
+            None,
+            &up,
+        )
     }
 }
 

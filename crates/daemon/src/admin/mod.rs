@@ -197,10 +197,11 @@ async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Said(body)
     if !admin.limiter.switch(&name, mode) {
         let names: Vec<String> = admin.limiter.modes().iter().map(|(name, _)| name.to_string()).collect();
         let shown: String = name.chars().take(64).collect();
-        return problem(
-            StatusCode::NOT_FOUND,
-            &format!("there is no limiter {shown:?}: there are {}", names.join(", ")),
-        );
+        let others = match names.as_slice() {
+            [] => "the policy has none".to_owned(),
+            names => format!("there are {}", names.join(", ")),
+        };
+        return problem(StatusCode::NOT_FOUND, &format!("there is no limiter {shown:?}: {others}"));
     }
     tracing::warn!(limiter = %name, mode = shown(mode), "switched by hand");
     Json(json!({ "limiter": name, "mode": shown(mode) })).into_response()

@@ -13,6 +13,8 @@ use crate::store::AnyStore;
 pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Value {
     let report = limiter.report();
     let fleets = limiter.fleet_use().await.unwrap_or_default();
+    let policy = limiter.policy();
+    let sampled = |name: &str| policy.limiters().iter().find(|known| *known.name == *name)?.sample_percent();
     let limiters: Vec<Value> = report
         .limiters
         .iter()
@@ -28,6 +30,9 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
                 "candidate_refused": known.stats.candidate_refused,
                 "degraded": known.stats.degraded,
             });
+            if let Some(percent) = sampled(&known.name) {
+                add(&mut shown, "sample_percent", json!(percent));
+            }
             if let Some(fleet) = fleets.iter().find(|fleet| fleet.name == known.name) {
                 let places = json!({
                     "capacity": fleet.capacity,
@@ -156,6 +161,9 @@ pub fn lines(status: &Value) -> Vec<String> {
             }
         }
         line += by_hand(limiter);
+        if let Some(percent) = limiter.get("sample_percent").and_then(Value::as_f64) {
+            line += &format!(", ONLY FOR {percent} % OF ITS BUCKETS");
+        }
         if let Some(fleet) = limiter.get("fleet") {
             line += &format!(
                 "; {} critical and {} others in {} places, of which others may have {}",
@@ -174,8 +182,9 @@ pub fn lines(status: &Value) -> Vec<String> {
                 .filter(|(_, share)| share.as_f64().unwrap_or(0.0) > 0.0)
                 .map(|(class, share)| format!("{class} {:.0} %", share.as_f64().unwrap_or(0.0)))
                 .collect();
+            let sheds = if text(&limiter["mode"]) == Mode::Enforce.name() { "sheds" } else { "would shed" };
             line += &format!(
-                "; utilization {busy}, sheds {}",
+                "; utilization {busy}, {sheds} {}",
                 if shed.is_empty() { "nothing".to_owned() } else { shed.join(", ") }
             );
         }
@@ -205,4 +214,28 @@ pub fn lines(status: &Value) -> Vec<String> {
         lines.push(format!("  THE POLICY FILE WAS NOT LOADED, {goes_on}:\n{error}"));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by a reader: one that is off was said to shed, and of a sample nothing was said.
+    #[test]
+    fn what_is_not_enforced_is_told() {
+        let line = |mode: &str, more: Value| {
+            let mut limiter = json!({ "name": "l", "mode": mode, "asked": 7 });
+            for (name, value) in more.as_object().into_iter().flatten() {
+                add(&mut limiter, name, value.clone());
+            }
+            lines(&json!({ "mode": "enforce", "limiters": [limiter] })).pop().unwrap_or_default()
+        };
+        let sheds = || json!({ "utilization_percent": 100.0, "shed_percent": { "get": 50.0 } });
+        assert!(line("enforce", sheds()).ends_with("; utilization 100 %, sheds get 50 %"));
+        for mode in ["dark", "off"] {
+            assert!(line(mode, sheds()).ends_with("; utilization 100 %, would shed get 50 %"));
+        }
+        let sampled = line("enforce", json!({ "sample_percent": 12.5 }));
+        assert!(sampled.ends_with("7 asked        0 refused, ONLY FOR 12.5 % OF ITS BUCKETS"), "{sampled}");
+    }
 }

@@ -1,18 +1,21 @@
 //! The right to go on, for as long as a request lasts.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 use tollgate_core::answer::{Fields, HeaderList, HeaderStyle, ToldStanding, add_told};
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::Standing;
 use tollgate_core::key::{KeyRef, Kind};
-use tollgate_core::limit::Ask;
+use tollgate_core::limit::{Ask, Op};
 use tollgate_core::policy::{Charged, KeyBytes, Keys};
 use tollgate_core::store::{Charge, Rule, Store};
-use tollgate_core::{Nanos, Outcomes, Timestamp};
+use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp};
 
 use super::Shared;
 use super::running::{Ruled, Running};
@@ -144,13 +147,15 @@ impl Held {
         self.running.ruled.get(due.ruled)
     }
 
-    /// How the caller stands with the limit that is closest to exhaustion, of those of which it is told.
+    /// How the caller stands with the limit that is closest to exhaustion, of those of which it is told. `settled` is how one stands since
+    /// it was settled.
     #[inline]
-    fn closest(&self) -> Option<ToldStanding<'_>> {
+    fn closest(&self, settled: impl Fn(&Due) -> Option<Outcome>) -> Option<ToldStanding<'_>> {
         let mut closest: Option<ToldStanding<'_>> = None;
         for (due, outcome) in self.toll().dues.iter().zip(&self.outcomes).filter(|(due, _)| due.is_told) {
             let Some(ruled) = self.ruled(due) else { continue };
-            let it = ToldStanding::new(&ruled.told, outcome);
+            let settled = if self.bill.is_some() { settled(due) } else { None };
+            let it = ToldStanding::new(&ruled.told, settled.as_ref().unwrap_or(outcome));
             if closest.as_ref().is_none_or(|closest| it.is_closer_to_exhaustion(closest)) {
                 closest = Some(it);
             }
@@ -265,7 +270,7 @@ impl<S: Store + 'static> Permit<S> {
     /// Adds the same to headers of any kind.
     pub fn add_headers(&self, fields: &mut impl Fields) {
         let Some(held) = &self.held else { return };
-        let Some(closest) = held.closest() else { return };
+        let Some(closest) = held.closest(|due| self.settled(held, due)) else { return };
         let style = held.running.policy.answers().headers;
         // One style alone tells the time.
         let seconds = match style {
@@ -274,6 +279,19 @@ impl<S: Store + 'static> Permit<S> {
         };
         let policies = held.toll().policies(&held.running.ruled);
         add_told(fields, style, &closest, &policies, seconds);
+    }
+
+    /// How a limit stands that was settled already: where the store answers at once, that is known.
+    #[cold]
+    fn settled(&self, held: &Held, due: &Due) -> Option<Outcome> {
+        held.bill.as_ref().filter(|bill| bill.is_settled(due.limiter) && !self.shared.store.is_shared())?;
+        let charge = Charge { ask: Ask::from(0), ..due.charge(&held.keys, held.lease) };
+        let now = self.shared.at(self.shared.clock.now());
+        let looked = pin!(self.shared.store.apply(Op::Estimate, charge, now));
+        match looked.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(outcome)) => Some(outcome),
+            _ => None,
+        }
     }
 
     /// The answer has begun: how long that took, and what is told by its headers, is taken note of. `header` finds one by its name.

@@ -112,6 +112,13 @@ impl Bill {
             running: Arc::clone(&held.running),
         }))
     }
+
+    /// Whether it is known what the request has cost in a limiter.
+    pub(super) fn is_settled(&self, limiter: usize) -> bool {
+        self.limiters
+            .iter()
+            .any(|(known, is_settled)| *known == limiter && is_settled.load(Ordering::Acquire))
+    }
 }
 
 /// The header of the answer that tells what a limiter is charged, if it is settled.
