@@ -1,7 +1,7 @@
 # `make test` is what CI runs (.ci/run). Steps go in order and stop at the first failure.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test bench bench-redis bench-admit bench-gateway soak instructions loom deny fmt \
+.PHONY: help run test bench bench-redis bench-admit bench-gateway soak fuzz instructions loom deny fmt \
 	setup format clippy unit docs bench-check optional
 
 CARGO ?= cargo
@@ -40,6 +40,10 @@ soak: setup ## minutes of mixed traffic while Redis restarts; SOAK_SECONDS=180 f
 	SOAK_BINARY=$(abspath $(TARGET))/release/tollgate SOAK_SECONDS=$(SOAK_SECONDS) \
 		$(CARGO) test -p tollgate-daemon --all-features --test tests soak:: -- --ignored --nocapture
 
+FUZZ_SECONDS ?= 60
+fuzz: ## run the fuzzers one after another (nightly); FUZZ_SECONDS=600 for longer
+	scripts/fuzz.sh $(FUZZ_SECONDS)
+
 instructions: ## instructions per decision against docs/instructions.tsv
 	$(call heading, instructions per decision)
 	scripts/instructions.sh check
@@ -55,6 +59,7 @@ deny: ## licences, bans and sources of dependencies
 fmt: ## format everything
 	$(CARGO) fmt --all
 	$(CARGO) fmt --all --manifest-path bench/Cargo.toml
+	$(CARGO) fmt --all --manifest-path fuzz/Cargo.toml
 
 # The other steps of `make test`.
 
@@ -65,6 +70,7 @@ format:
 	$(call heading, format)
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --all --manifest-path bench/Cargo.toml --check
+	$(CARGO) fmt --all --manifest-path fuzz/Cargo.toml --check
 
 clippy:
 	$(call heading, clippy)

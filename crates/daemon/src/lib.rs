@@ -17,6 +17,9 @@ pub mod check;
 pub mod conformance;
 mod demo_api;
 mod files;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gateway;
 pub mod operate;
 pub mod run;

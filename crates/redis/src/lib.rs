@@ -34,6 +34,9 @@
 mod address;
 mod answer;
 mod breaker;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod keys;
 mod limits;
 mod link;

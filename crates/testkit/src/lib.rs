@@ -11,6 +11,7 @@
 
 pub mod cases;
 mod cluster;
+mod corpus;
 pub mod http;
 pub mod http2;
 mod nginx;
@@ -22,6 +23,7 @@ mod tls;
 mod tollgate;
 
 pub use cluster::{Cluster, Move};
+pub use corpus::replay_corpus;
 pub use nginx::Nginx;
 pub use port::free_port;
 pub use proxy::Proxy;

@@ -10,6 +10,8 @@ mod connection;
 mod counts;
 mod doing;
 mod fields;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod health;
 mod http1;
 mod kept;

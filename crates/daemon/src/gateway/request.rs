@@ -523,7 +523,7 @@ fn rewritten(
 }
 
 /// The path and the query alone. A target that names a host may have no path, which is the same as a slash.
-fn target_of(uri: Uri) -> Uri {
+pub(super) fn target_of(uri: Uri) -> Uri {
     if uri.authority().is_none() {
         return uri;
     }

@@ -128,7 +128,9 @@ impl Decoder {
                     self.state = State::Size;
                 }
                 State::Size => {
-                    let Some(end) = memchr(b'\n', read) else {
+                    // What is longer than the limit is rejected, also if all of it has come at once.
+                    let line = read.get(..read.len().min(LONGEST_SIZE)).unwrap_or_default();
+                    let Some(end) = memchr(b'\n', line) else {
                         // What cannot become a size is told so at once.
                         return match read.len() < LONGEST_SIZE {
                             true => Ok(Piece::Awaited),
@@ -140,7 +142,7 @@ impl Decoder {
                     self.state = if self.left == 0 { State::Trailers(Scan::default()) } else { State::Chunk };
                 }
                 State::Trailers(scan) => {
-                    let Some(end) = scan.end(read, true)? else {
+                    let Some(end) = scan.end(read, true)?.filter(|end| *end <= MOST_TRAILERS) else {
                         return match read.len() < MOST_TRAILERS {
                             true => Ok(Piece::Awaited),
                             false => Err(Wrong::TooLarge),
@@ -165,4 +167,39 @@ fn size_of(line: &[u8]) -> Result<u64, Wrong> {
     digits
         .and_then(|digits| head::length_of(digits, 16))
         .ok_or(Wrong::Head("A chunk has no size, or one that nothing has."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Decodes a body in chunks that arrives in pieces of this size: whether it came to its end.
+    fn ends(text: &[u8], size: usize) -> Result<bool, Wrong> {
+        let (mut decoder, mut read) = (Decoder::new(Length::Chunked), BytesMut::new());
+        for piece in text.chunks(size) {
+            read.extend_from_slice(piece);
+            while !matches!(decoder.next(&mut read)?, Piece::Awaited | Piece::End) {}
+        }
+        Ok(decoder.is_done())
+    }
+
+    /// Found by fuzzing: a line of exactly the limit, or trailers beyond it, were accepted if they came in one piece, and
+    /// rejected if they came in several.
+    #[test]
+    fn whether_a_body_exceeds_a_limit_does_not_depend_on_how_it_is_cut() {
+        let size_line = |length: usize| format!("5;{}\r\nhello\r\n0\r\n\r\n", "a".repeat(length - 4));
+        let trailers = |length: usize| format!("0\r\nx: {}\r\n\r\n", "a".repeat(length - 7));
+        for (text, is_accepted) in [
+            (size_line(LONGEST_SIZE), true),
+            (size_line(LONGEST_SIZE + 1), false),
+            (trailers(MOST_TRAILERS), true),
+            (trailers(MOST_TRAILERS + 1), false),
+        ] {
+            for size in [1, 7, text.len()] {
+                let ended = ends(text.as_bytes(), size);
+                assert_eq!(ended.is_ok(), is_accepted, "{} bytes in pieces of {size}", text.len());
+                assert!(ended.unwrap_or(true));
+            }
+        }
+    }
 }

@@ -7,6 +7,8 @@
 mod client;
 mod decode;
 mod encode;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod head;
 mod server;
 mod wire;
