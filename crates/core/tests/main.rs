@@ -15,6 +15,7 @@ mod level;
 mod packing;
 mod policy_address;
 mod policy_draft;
+mod policy_evasion;
 mod policy_gateway;
 mod policy_path;
 mod policy_plan;

@@ -1154,6 +1154,7 @@ limiters:
   puts:       { rate: 10/s, match: [PUT *] }
   tenants:    { rate: 10/s, match: [header x-tenant: a] }
   more-puts:  { concurrency: 5, match: [PUT *] }
+  any-case:   { rate: 10/s, per: [caller, path], match: [{ path: /Reports/*, path_case: insensitive }] }
   workers:    { workers: { source: cpu } }
 ";
 
@@ -1167,8 +1168,8 @@ proptest! {
     fn what_is_known_of_a_class_and_a_plan_is_what_is_found_limiter_by_limiter(
         requests in prop::collection::vec(
             (
-                prop::sample::select(vec!["GET", "POST", "PUT"]),
-                prop::sample::select(vec!["/charges", "/reports/1", "/reports//1", "/", "/%2e/x"]),
+                prop::sample::select(vec!["GET", "HEAD", "POST", "PUT"]),
+                prop::sample::select(vec!["/charges", "/reports/1", "/REPORTS/1", "/reports//1", "/", "/%2e/x"]),
                 prop::option::of(prop::sample::select(vec!["pro_1", "pro_own", "pro_moved", "odd_1", "odd_2", "else"])),
                 prop::option::of(prop::sample::select(vec!["a", "b"])),
                 prop::sample::select(vec!["192.0.2.7", "192.0.2.8"]),

@@ -30,6 +30,7 @@ identify:                           # who is calling: the first that is present
   table:  { sk_1: pro }
   jwt:    { jwks_file: keys.json }
 trusted_proxies: [10.0.0.0/8]
+path_case: insensitive
 
 plans:
   free:     { rate: 50/s }
@@ -63,8 +64,9 @@ fn read(text: &str) -> Policy {
 
 /// Limiters, behind what every policy of these tests needs.
 fn limiters(text: &str) -> Policy {
-    let (policy, warnings) = Policy::read(&format!("trusted_proxies: []\nlimiters: {{ {text} }}"))
-        .unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}"));
+    let (policy, warnings) =
+        Policy::read(&format!("trusted_proxies: []\npath_case: sensitive\nlimiters: {{ {text} }}"))
+            .unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}"));
     assert!(warnings.is_empty(), "{warnings}");
     policy
 }
@@ -619,7 +621,10 @@ fn a_mark_of_the_byte_order_and_ends_of_lines_change_nothing() {
 fn what_is_no_yaml_is_told_with_its_place() {
     check("limiters:\n\ta: { rate: 5/s }\n", &[(2, 2, "this is no YAML: tabs disallowed", "")]);
     check("limiters: { a: { rate: 5/s }\n", &[(1, 11, "this is no YAML: ", "")]);
-    check("limiters:\n  a: *nobody\n", &[(2, 6, "this is no YAML: ", "")]);
+    check(
+        "limiters:\n  a: *nobody\n",
+        &[(2, 6, "`*nobody` is read as a YAML alias", "in quotes: '*nobody'")],
+    );
     check("limiters: &a\n  a: *a\n", &[(2, 6, "this alias stands within what it stands for", "")]);
     check("limiters: {}\n---\nlimiters: {}\n", &[(2, 1, "a policy is one document", "")]);
     check("limiters: { [a]: 5 }\n", &[(1, 13, "a name is a word", "")]);
@@ -630,6 +635,52 @@ fn what_is_no_yaml_is_told_with_its_place() {
     }
     let deep = format!("limiters: {}{}", "[".repeat(40), "]".repeat(40));
     check(&deep, &[(1, 42, "nothing in a policy is 32 levels deep", "")]);
+}
+
+/// Found by an operator: it was told that the file is no YAML.
+#[test]
+fn a_pattern_that_yaml_takes_for_an_alias_wants_quotes() {
+    let alias = "is read as a YAML alias";
+    for (text, line, column, word) in [
+        ("identify:\n  table:\n    *std: standard\n", 3, 5, "'*std'"),
+        ("identify: { table: { *std: standard } }\n", 1, 22, "'*std'"),
+        ("identify: { table: { a: b, *_x: standard } }\n", 1, 28, "'*_x'"),
+        ("limiters: { a: { rate: 5/s, match: [*] } }\n", 1, 37, "'*'"),
+        ("limiters: { a: { rate: 5/s, match: * } }\n", 1, 36, "'*'"),
+        ("limiters:\n  a:\n    rate: 5/s\n    match:\n      - *\n", 5, 9, "'*'"),
+        ("limiters:\n  a: { rate: 5/s, match: { host: *.example.com } }\n", 2, 34, "'*.example.com'"),
+    ] {
+        check(text, &[(line, column, alias, word)]);
+    }
+}
+
+/// Found by an operator: nothing said which word was meant, or which number.
+#[test]
+fn mistakes_that_new_users_make_are_told_with_what_is_right() {
+    let identify = |caller: &str| format!("limiters: {{}}\nidentify: {{ caller: {caller} }}\n");
+    for (caller, column, right) in [
+        ("x-api-key", 21, "did you mean `header: x-api-key`?"),
+        ("[Authorization, ip]", 22, "did you mean `header: Authorization`?"),
+        ("header", 21, "did you mean `header: x-api-key`?"),
+        ("cookie", 21, "did you mean `cookie: session`?"),
+        ("jwt", 21, "did you mean `jwt: sub`?"),
+        ("ipp", 21, "did you mean `ip`?"),
+        ("x api key", 21, "there are `ip` and `tls`"),
+    ] {
+        check(&identify(caller), &[(2, column, "there is no source", right)]);
+    }
+    let limiter = |limiter: &str| format!("limiters:\n  a: {{ {limiter} }}\n");
+    for (text, column, message) in [
+        ("concurrency: -20", 21, "`concurrency`: it cannot be negative"),
+        ("fleet: -1, for: get", 15, "`fleet`: it cannot be negative"),
+        ("rate: 5/s, burst: -1", 26, "`burst`: it cannot be negative"),
+        ("concurrency: 5, lease: 7", 31, "`lease`: 7 of what?"),
+    ] {
+        check(&limiter(text), &[(2, column, message, "")]);
+    }
+    let workers = |source: &str| format!("limiters:\n  a: {{ workers: {{ source: {source} }} }}\n");
+    check(&workers("cpuu"), &[(2, 27, "there is no source of utilization \"cpuu\"", "did you mean `cpu`?")]);
+    check(&workers("latency"), &[(2, 27, "`latency` needs a value", "`source: { latency: 200ms }`")]);
 }
 
 #[test]

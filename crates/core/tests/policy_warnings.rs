@@ -67,6 +67,20 @@ fn a_fleet_that_is_all_reserved_is_warned_of() {
     warned(&fleet("fleet: 5, reserve: 20%, for: critical"), &[]);
 }
 
+/// Found by an operator: a fleet for each caller protects nothing, and nobody was told.
+#[test]
+fn a_fleet_that_each_caller_has_for_itself_is_warned_of() {
+    let fleet =
+        |per: &str| format!("trusted_proxies: []\nlimiters:\n  f: {{ fleet: 10, for: get, per: {per} }}\n");
+    for per in ["caller", "ip", "[caller, path]"] {
+        let each = &[(3, 34, "each caller has 10 places of its own", "use `concurrency`")];
+        warned(&fleet(per), each);
+    }
+    for per in ["global", "path", "class", "{ header: x-region }"] {
+        warned(&fleet(per), &[]);
+    }
+}
+
 #[test]
 fn a_lease_that_ends_before_the_gateway_gives_up_is_warned_of_where_there_are_leases() {
     let policy = |store: &str, limiter: &str| {
@@ -513,7 +527,8 @@ fn a_limit_of_one_caller_on_a_bucket_of_others_is_warned_of() {
     {
         warned(&header(caller, per), &[(4, 27, "buckets that callers share", "`per: caller`")]);
     }
-    warned(&policy("header: k, ip", "fleet: 5, for: get, per: caller", "9"), &[]);
+    let fleet = [(3, 43, "each caller has 5 places of its own", "")];
+    warned(&policy("header: k, ip", "fleet: 5, for: get, per: caller", "9"), &fleet);
 }
 
 #[test]
@@ -614,7 +629,7 @@ fn names_that_hardly_a_request_has_are_warned_of() {
 fn a_class_that_contradicts_the_rest_of_its_condition_is_warned_of() {
     let policy = |condition: &str| {
         format!(
-            "classes: {{ reads: [GET /a/*, HEAD /a/*], all: [{{ host: a.example }}] }}\nlimiters:\n  l: {{ rate: 5/s, per: global, match: [{condition}] }}\n"
+            "classes: {{ reads: [GET /a/*, OPTIONS /a/*], all: [{{ host: a.example }}] }}\nlimiters:\n  l: {{ rate: 5/s, per: global, match: [{condition}] }}\n"
         )
     };
     let never = [
@@ -627,7 +642,7 @@ fn a_class_that_contradicts_the_rest_of_its_condition_is_warned_of() {
         "{ class: reads, path: /a }",
         "{ class: reads, path: ['/b/{id}', /c/*], method: GET }",
         "{ class: all, host: b.example }",
-        "{ class: reads, not: [GET *, HEAD *] }",
+        "{ class: reads, not: [GET *, OPTIONS *] }",
     ] {
         warned(&policy(condition), &never);
     }
@@ -639,6 +654,7 @@ fn a_class_that_contradicts_the_rest_of_its_condition_is_warned_of() {
         "{ class: other, method: POST }",
         "{ class: all, host: '*.example' }",
         "{ class: reads, not: GET * }",
+        "{ class: reads, not: [HEAD *, OPTIONS *] }",
     ] {
         warned(&policy(condition), &[]);
     }

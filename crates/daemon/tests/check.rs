@@ -298,6 +298,7 @@ identify:
 trusted_proxies: [10.0.0.0/8, 'fd00::/8', 192.0.2.1]
 trusted_hops: 2
 address_header: x-forwarded-for
+path_case: insensitive
 plans:
   free: { rate: 50/s, burst: 100, concurrency: 5 }
   pro: { rate: [10/s, { rate: 1_000 / 10 min, burst: 20 }], concurrency: unlimited }
@@ -305,7 +306,7 @@ plans:
 classes:
   critical: POST /v1/charges
   test: [header x-api-key: sk_test_*, { header: { x-test: ['1', 2] } }]
-  inside: { network: 10.0.0.0/8, host: '*.internal', method: [GET, POST], path: /a/*, not: [/a/b, { header x: y }] }
+  inside: { network: 10.0.0.0/8, host: '*.internal', method: [GET, POST], path: /a/*, path_case: sensitive, not: [/a/b, { header x: y }] }
   unused: []
 limiters:
   a: { rate: plan, per: [caller, plan, path, method, host, ip, class, header: x-tenant], match: [GET *, { class: [test, other], plan: pro }], cost: { class: { test: 0 }, otherwise: 2 }, mode: dark, sample: 12.5%, on_store_failure: open }

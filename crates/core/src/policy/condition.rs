@@ -157,6 +157,16 @@ impl Condition {
             && !self.not.iter().any(|not| not.holds(request))
     }
 
+    /// Adds a method. GET covers HEAD as well: servers answer HEAD with the handler of GET and do the same work for it.
+    pub(crate) fn add_method(&mut self, method: &str) {
+        let covered: &[&str] = if method == "GET" { &["GET", "HEAD"] } else { &[method] };
+        for method in covered {
+            if !self.methods.iter().any(|known| known == method) {
+                self.methods.push((*method).to_owned());
+            }
+        }
+    }
+
     /// The same, ready to be asked.
     pub(crate) fn ready(mut self) -> Self {
         self.is_plain = self.hosts.is_empty()
@@ -212,6 +222,23 @@ impl Condition {
             || apart(&self.hosts, &other.hosts, |a, b| a == b || a.is_pattern() || b.is_pattern())
             || self.not.iter().any(|not| rules_out(not, other))
             || other.not.iter().any(|not| rules_out(not, self))
+    }
+
+    /// Whether the host of a request matters.
+    pub(crate) fn reads_host(&self) -> bool {
+        !self.hosts.is_empty() || self.not.iter().any(Self::reads_host)
+    }
+
+    /// The first path that another spelling in upper or lower case evades.
+    pub(crate) fn evaded_by_case(&self) -> Option<&PathPattern> {
+        // Where another pattern of the same condition matches every spelling, the request still matches.
+        let is_evaded = |path: &&PathPattern| {
+            path.depends_on_case() && {
+                let any_case = (*path).clone().ignoring_case();
+                !self.paths.iter().any(|other| other.covers(&any_case))
+            }
+        };
+        self.paths.iter().find(is_evaded)
     }
 
     /// Names of headers that are looked at.

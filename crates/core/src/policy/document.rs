@@ -40,13 +40,20 @@ const DEEPEST: usize = 32;
 pub(crate) struct Unreadable {
     pub(crate) place: Place,
     pub(crate) message: String,
+    pub(crate) help: Option<String>,
+}
+
+impl Unreadable {
+    fn new(place: Place, message: impl Into<String>) -> Self {
+        Self { place, message: message.into(), help: None }
+    }
 }
 
 /// The tree of a text; none if there is nothing in it.
 pub(crate) fn parse(text: &str) -> Result<Option<Node>, Unreadable> {
     if text.len() > LARGEST {
         let message = format!("the file is too large: a policy may have up to {LARGEST} bytes (4 MiB)");
-        return Err(Unreadable { place: Place::default(), message });
+        return Err(Unreadable::new(Place::default(), message));
     }
     let mut builder =
         Builder { text, open: Vec::new(), anchors: HashMap::new(), root: None, nodes: 0, bytes: 0 };
@@ -55,12 +62,30 @@ pub(crate) fn parse(text: &str) -> Result<Option<Node>, Unreadable> {
             Ok((event, span)) => builder.take(event, span)?,
             Err(error) => {
                 let at = error.marker().byte_offset().unwrap_or(text.len());
+                if let Some(unquoted) = unquoted_star(text, at) {
+                    return Err(unquoted);
+                }
                 let message = format!("this is no YAML: {}", error.info());
-                return Err(Unreadable { place: Place { start: at, end: at + 1 }, message });
+                return Err(Unreadable::new(Place { start: at, end: at + 1 }, message));
             }
         }
     }
     Ok(builder.root.filter(|root| !matches!(root.value, Value::Null)))
+}
+
+/// `*std: standard`, where YAML takes the star for the beginning of an alias.
+fn unquoted_star(text: &str, at: usize) -> Option<Unreadable> {
+    let is_end = |byte: &u8| byte.is_ascii_whitespace() || b",]}".contains(byte);
+    let bytes = text.as_bytes();
+    // The error is at the star, or behind what YAML has read of the name.
+    let before = bytes.get(..at.min(bytes.len()))?;
+    let begin = before.iter().rposition(|byte| is_end(byte) || b"[{".contains(byte)).map_or(0, |end| end + 1);
+    let start = [at, begin].into_iter().find(|start| bytes.get(*start) == Some(&b'*'))?;
+    let length = bytes.get(start..)?.iter().position(is_end).unwrap_or(bytes.len() - start);
+    let word = text.get(start..start + length)?.trim_end_matches(':');
+    let message = format!("`{word}` is read as a YAML alias, and there is no anchor of this name");
+    let help = Some(format!("put it in quotes: '{word}'"));
+    Some(Unreadable { place: Place { start, end: start + word.len() }, message, help })
 }
 
 struct Builder<'t> {
@@ -83,10 +108,7 @@ impl Builder<'_> {
         let place = self.place(span);
         match event {
             Event::DocumentStart(..) if self.root.is_some() => {
-                return Err(Unreadable {
-                    place,
-                    message: "a policy is one document: `---` begins another".to_owned(),
-                });
+                return Err(Unreadable::new(place, "a policy is one document: `---` begins another"));
             }
             Event::Scalar(text, style, anchor, _) => {
                 let is_null =
@@ -113,8 +135,7 @@ impl Builder<'_> {
             }
             Event::Alias(anchor) => {
                 let Some(node) = self.anchors.get(&anchor) else {
-                    let message = "this alias stands within what it stands for".to_owned();
-                    return Err(Unreadable { place, message });
+                    return Err(Unreadable::new(place, "this alias stands within what it stands for"));
                 };
                 let (nodes, bytes) = size(node);
                 (self.nodes, self.bytes) = (self.nodes + nodes, self.bytes + bytes);
@@ -129,10 +150,8 @@ impl Builder<'_> {
 
     fn begin(&mut self, open: Open, place: Place, anchor: usize) -> Result<(), Unreadable> {
         if self.open.len() >= DEEPEST {
-            return Err(Unreadable {
-                place,
-                message: format!("nothing in a policy is {DEEPEST} levels deep"),
-            });
+            let message = format!("nothing in a policy is {DEEPEST} levels deep");
+            return Err(Unreadable::new(place, message));
         }
         self.open.push((open, place, anchor));
         Ok(())
@@ -154,8 +173,7 @@ impl Builder<'_> {
                         Value::Text(name) => name,
                         Value::Null => String::new(),
                         _ => {
-                            let message = "a name is a word, not a list or a map".to_owned();
-                            return Err(Unreadable { place: node.place, message });
+                            return Err(Unreadable::new(node.place, "a name is a word, not a list or a map"));
                         }
                     };
                     *key = Some(Key { place: node.place, name });
@@ -174,7 +192,7 @@ impl Builder<'_> {
         } else {
             return Ok(());
         };
-        Err(Unreadable { place, message })
+        Err(Unreadable::new(place, message))
     }
 
     fn place(&self, span: Span) -> Place {

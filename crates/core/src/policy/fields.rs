@@ -100,6 +100,12 @@ pub(crate) static POLICY: &[Field] = &[
          another that holds one address.",
         Header,
     ),
+    field(
+        "path_case",
+        "Whether paths match regardless of upper and lower case. Default: `sensitive`. Use `insensitive` if the server \
+         treats /LOGIN and /login as the same path.",
+        Words(PATH_CASES),
+    ),
     field("plans", "Plans that callers may have.", Named(&Map(PLAN))),
     field(
         "classes",
@@ -115,6 +121,7 @@ pub(crate) static POLICY: &[Field] = &[
     field("admin", "The door of those who operate it.", Map(ADMIN)),
 ];
 
+pub(crate) static PATH_CASES: &[&str] = &["sensitive", "insensitive"];
 pub(crate) static MODES: &[&str] = &["enforce", "dark", "off"];
 
 pub(crate) static STORE: &[Field] = &[
@@ -307,11 +314,16 @@ pub(crate) static COST: &[Field] = &[
 ];
 
 pub(crate) static CONDITION: &[Field] = &[
-    field("method", "Methods.", Some(&Text)),
+    field("method", "Methods. GET covers HEAD.", Some(&Text)),
     field(
         "path",
         "Patterns of paths: `*` and `{name}` stand for a segment, `*` at the end for all that follows.",
         Some(&Text),
+    ),
+    field(
+        "path_case",
+        "Whether the paths of this condition match regardless of upper and lower case. Default: as in `path_case` at the top.",
+        Words(PATH_CASES),
     ),
     field("header", "Headers and what they must be like; `*` stands for anything.", Named(&Some(&Text))),
     field("host", "Names of hosts; `*` stands for anything.", Some(&Text)),

@@ -186,6 +186,20 @@ impl Policy {
         self.limiters.iter().any(watches)
     }
 
+    /// Whether anything depends on the host of a request: a limiter, a class, or the choice of the upstream.
+    pub fn depends_on_host(&self) -> bool {
+        let by_limiter = |limiter: &super::Limiter| {
+            limiter.per.contains(&super::Part::Host) || limiter.matches.iter().any(Condition::reads_host)
+        };
+        self.limiters.iter().any(by_limiter)
+            || self.classes.iter().any(|class| class.conditions.iter().any(Condition::reads_host))
+            || self
+                .gateway
+                .upstreams
+                .iter()
+                .any(|upstream| upstream.matches.iter().any(Condition::reads_host))
+    }
+
     /// Whom a request is passed on to, by its place among the gateway's upstreams.
     pub fn upstream_of(&self, facts: &Facts<'_>) -> Option<usize> {
         let upstreams = &self.gateway.upstreams;

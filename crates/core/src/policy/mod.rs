@@ -10,6 +10,7 @@
 //!
 //! let (policy, warnings) = Policy::read(
 //!     "identify: { caller: [header: x-api-key] }
+//! path_case: insensitive
 //! limiters:
 //!   request-rate: { rate: 50/s, burst: 100 }
 //!   logins: { rate: 5/min, match: [POST /login] }",
@@ -78,6 +79,8 @@ pub struct Policy {
     plan_names: HashMap<Arc<str>, usize>,
     default_plan: Option<usize>,
     table: PlanTable,
+    /// Whether the path is part of a key regardless of its case.
+    ignores_path_case: bool,
     classes: Vec<Class>,
     limiters: Vec<Limiter>,
     /// What requests are charged to by class, plan and what they match, where nothing else counts.

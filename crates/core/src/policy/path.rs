@@ -39,7 +39,7 @@ fn class(byte: u8) -> Class {
 /// - Escapes of letters, digits, `-._~` and `!$&'()*+,=:@` are decoded, once. All others stay, in upper case: `%2F` is no
 ///   slash, and `%252e` is not a dot. A `%` that begins no escape is `%25`.
 /// - What may not stand in a path as it is (controls, spaces, letters outside ASCII) is escaped. A backslash stays.
-/// - Upper and lower case are different.
+/// - Upper and lower case are different. [`PathPattern::ignoring_case`] matches paths regardless of case.
 ///
 /// A path that is in this form already is not copied.
 pub fn normal(path: &str) -> Cow<'_, str> {
@@ -232,8 +232,15 @@ impl PathPattern {
 
     /// The same pattern for a server to which `/A` and `/a` are the same. Letters outside ASCII keep their case.
     pub fn ignoring_case(mut self) -> Self {
-        (self.any_case, self.plain) = (true, None);
+        self.any_case = true;
         self
+    }
+
+    /// Whether a path in other upper and lower case letters does not match.
+    #[cfg(feature = "policy")]
+    pub(crate) fn depends_on_case(&self) -> bool {
+        let has_letters = |part: &Part| part.text().bytes().any(|byte| byte.is_ascii_alphabetic());
+        !self.any_case && self.parts.iter().any(has_letters)
     }
 
     /// Whether every path is one of these.
@@ -244,7 +251,9 @@ impl PathPattern {
     /// Whether a path is one of these. It has to be in [`normal`] form.
     pub fn matches(&self, normal_path: &str) -> bool {
         if let Some(plain) = &self.plain {
-            return if self.open { normal_path.starts_with(&**plain) } else { normal_path == &**plain };
+            let path = normal_path.as_bytes();
+            let end = if self.open { plain.len() } else { path.len() };
+            return path.get(..end).is_some_and(|path| self.same(plain, path));
         }
         let mut rest = if normal_path == "/" { &[][..] } else { normal_path.as_bytes() };
         for part in &self.parts {

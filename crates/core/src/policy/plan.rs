@@ -449,10 +449,15 @@ impl Limiter {
                     let pattern = holding.find_map(|condition| condition.pattern(path));
                     match pattern {
                         Some(pattern) => put(4, pattern.shape().as_bytes()),
+                        None if policy.ignores_path_case => put(5, path.to_ascii_lowercase().as_bytes()),
                         None => put(5, path.as_bytes()),
                     }
                 }
-                Part::Method => put(6, request.facts.method.to_ascii_uppercase().as_bytes()),
+                // HEAD shares the bucket of GET, as conditions for GET cover it.
+                Part::Method => match request.facts.method.to_ascii_uppercase().as_str() {
+                    "HEAD" => put(6, b"GET"),
+                    method => put(6, method.as_bytes()),
+                },
                 Part::Host => put(7, &host_name(request.facts.host).to_ascii_lowercase()),
                 Part::Header(name) => match request.facts.said(name).one() {
                     Some(value) => put(8, &usual(name, value)),

@@ -31,8 +31,13 @@ pub(crate) fn check(text: &str, expected: &[Told<'_>]) {
     assert!(fits, "expected {expected:?} of\n{text}\ngot\n{mistakes}");
 }
 
-/// The warnings of a text that has no errors.
+/// The warnings of a text that has no errors, on a server that tells `/a` from `/A`.
 pub(crate) fn warned(text: &str, expected: &[Told<'_>]) {
+    warned_as_written(&format!("{text}\npath_case: sensitive\n"), expected);
+}
+
+/// The warnings of a text that has no errors.
+pub(crate) fn warned_as_written(text: &str, expected: &[Told<'_>]) {
     let warnings = Policy::read(text).unwrap_or_else(|mistakes| panic!("{text}\n{mistakes}")).1;
     let told: Vec<_> = warnings.warnings().collect();
     let fits = told.len() == expected.len()

@@ -59,10 +59,10 @@ impl Reader<'_> {
         };
         let mut condition = Condition::default();
         if let Some(method) = method.filter(|method| *method != "*") {
-            condition.methods.push(self.method(node, method)?);
+            condition.add_method(&self.method(node, method)?);
         }
         if path != "*" {
-            condition.paths.push(self.path(node, path)?);
+            condition.paths.push(self.path(node, path, self.ignores_path_case)?);
         }
         Some(condition)
     }
@@ -87,8 +87,15 @@ impl Reader<'_> {
         Some(upper)
     }
 
-    fn path(&mut self, node: &Node, path: &str) -> Option<PathPattern> {
-        PathPattern::parse(path).map_err(|problem| self.error(node.place, problem)).ok()
+    fn path(&mut self, node: &Node, path: &str, ignores_case: bool) -> Option<PathPattern> {
+        let pattern = PathPattern::parse(path).map_err(|problem| self.error(node.place, problem)).ok()?;
+        Some(if ignores_case { pattern.ignoring_case() } else { pattern })
+    }
+
+    /// Whether `path_case` says that case is ignored. None if it says nothing.
+    pub(super) fn path_case(&mut self, node: Option<&Node>) -> Option<bool> {
+        let word = self.word(node?, "path_case", fields::PATH_CASES)?;
+        Some(word == "insensitive")
     }
 
     fn condition_map(&mut self, node: &Node, names: Names<'_>) -> Option<Condition> {
@@ -98,6 +105,12 @@ impl Reader<'_> {
             let help = "write `*` for every request, or leave it out";
             self.error_with(node.place, "this condition says nothing", help);
         }
+        let path_case = entries.iter().find(|(key, _)| key.name == "path_case").map(|(_, node)| *node);
+        let has_path = entries.iter().any(|(key, _)| key.name == "path");
+        if let (Some(node), false) = (path_case, has_path) {
+            self.error_with(node.place, "`path_case` needs a `path`", "add `path: /login`, or remove it");
+        }
+        let ignores_case = self.path_case(path_case).unwrap_or(self.ignores_path_case);
         for (key, value) in entries {
             if matches!(value.value, Value::Null) {
                 self.error_with(
@@ -112,15 +125,18 @@ impl Reader<'_> {
                 ["method"] => {
                     for node in self.some(value) {
                         let method = self.text(node, "a method").map(str::to_owned);
-                        condition.methods.extend(method.and_then(|method| self.method(node, &method)));
+                        if let Some(method) = method.and_then(|method| self.method(node, &method)) {
+                            condition.add_method(&method);
+                        }
                     }
                 }
                 ["path"] => {
                     for node in self.some(value) {
                         let path = self.text(node, "a path").map(str::to_owned);
-                        condition.paths.extend(path.and_then(|path| self.path(node, &path)));
+                        condition.paths.extend(path.and_then(|path| self.path(node, &path, ignores_case)));
                     }
                 }
+                ["path_case"] => {}
                 ["header"] => {
                     for (name, value) in self.entries(value, "`header`").unwrap_or_default() {
                         self.header(&mut condition, name.place, &name.name, value);

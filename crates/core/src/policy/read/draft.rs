@@ -8,7 +8,7 @@ use super::super::address::V6_PREFIX;
 use super::super::condition::Condition;
 use super::super::document::{Node, Value};
 use super::super::identify::{Identify, Source};
-use super::super::mistakes::{Mistake, Mistakes, Place};
+use super::super::mistakes::{Mistake, Place};
 use super::super::{Cost, Gateway, Kind, Limiter, Mode, Part, Policy, StoreChoice};
 use super::classes::usual_classes;
 use super::conditions::Names;
@@ -53,6 +53,7 @@ pub struct PolicyDraft {
     callers: Vec<Source>,
     critical: Vec<String>,
     limiters: Vec<LimiterDraft>,
+    ignores_path_case: bool,
 }
 
 /// A limiter of a [`PolicyDraft`].
@@ -208,6 +209,12 @@ impl PolicyDraft {
         self
     }
 
+    /// Paths match regardless of upper and lower case, for servers that treat `/LOGIN` and `/login` as the same path.
+    pub fn ignore_path_case(mut self) -> Self {
+        self.ignores_path_case = true;
+        self
+    }
+
     /// So many requests in so long, for each caller.
     pub fn rate(self, name: &str, limit: impl Into<Result<Limit, LimitError>>) -> Self {
         self.limiter(LimiterDraft::rate(name, limit))
@@ -251,7 +258,8 @@ impl PolicyDraft {
     /// assert_eq!(warnings, [r#""PSOT" is a rare method: did you mean `POST`?"#]);
     /// ```
     pub fn checked(self) -> Result<(Policy, Vec<String>), DraftError> {
-        let mut reader = Reader { mistakes: Mistakes::new(""), surroundings: &Anywhere };
+        let mut reader = Reader::new("", &Anywhere);
+        reader.ignores_path_case = self.ignores_path_case;
         let policy = reader.draft(self);
         let told = |mistake: &Mistake| match &mistake.help {
             Some(help) => format!("{}: {help}", mistake.message),
@@ -300,6 +308,7 @@ impl Reader<'_> {
             plan_names: Default::default(),
             default_plan: None,
             table: Default::default(),
+            ignores_path_case: self.ignores_path_case,
             classes: classes.into_iter().map(|read| read.class).collect(),
             match_kinds: match_kinds(&limiters),
             limiters,

@@ -6,6 +6,7 @@ use super::super::address::{AddressHeader, ClientAddress, Networks, V6_PREFIX, p
 use super::super::condition::Glob;
 use super::super::document::{Node, Value};
 use super::super::identify::{Identify, Named, Source};
+use super::super::mistakes::nearest;
 use super::super::table::PlanTable;
 use super::super::{fields, quantity};
 use super::reader::{Fields, Reader, spelled_out};
@@ -70,6 +71,7 @@ impl Reader<'_> {
                         }
                     }
                 }
+                Value::Text(text) if self.is_header_as_source(node, text, words) => continue,
                 _ => match self.word(node, "source", words) {
                     Some("ip") => Source::Ip,
                     Some("tls") => Source::TlsClient,
@@ -85,6 +87,29 @@ impl Reader<'_> {
             sources.push(source);
         }
         sources
+    }
+
+    /// Reports `caller: x-api-key`, where the name of a header stands without `header:`.
+    fn is_header_as_source(&mut self, node: &Node, text: &str, words: &[&str]) -> bool {
+        let text = text.trim();
+        let is_kind = fields::SOURCE_KINDS.contains(&text);
+        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        let is_header = !text.is_empty()
+            && text.bytes().all(is_token)
+            && !["ip", "tls", "table"].contains(&text)
+            && nearest(text, words.iter().copied()).is_none();
+        if is_kind || is_header {
+            let right = match text {
+                "cookie" => "cookie: session".to_owned(),
+                "query" => "query: api_key".to_owned(),
+                "jwt" => "jwt: sub".to_owned(),
+                "header" => "header: x-api-key".to_owned(),
+                name => format!("header: {name}"),
+            };
+            let help = format!("did you mean `{right}`?");
+            self.error_with(node.place, format!("there is no source {text:?}"), help);
+        }
+        is_kind || is_header
     }
 
     pub(super) fn address(&mut self, top: &Fields<'_>) -> ClientAddress {

@@ -18,6 +18,7 @@ pub(super) struct Drafted {
     pub(super) lease_place: Option<Place>,
     pub(super) sample_place: Option<Place>,
     pub(super) candidate_place: Option<Place>,
+    pub(super) per_place: Option<Place>,
     pub(super) lease: Nanos,
     /// How many of the limiter's choices are not of single callers.
     pub(super) common: usize,
@@ -40,6 +41,7 @@ impl Drafted {
             place: Place::default(),
             lease_place: None,
             candidate_place: None,
+            per_place: None,
             sample_place: None,
             lease: LEASE,
         }
@@ -179,6 +181,7 @@ impl Reader<'_> {
             lease_place: place_of("lease"),
             sample_place: place_of("sample"),
             candidate_place: place_of("candidate"),
+            per_place: place_of("per"),
             lease,
         })
     }

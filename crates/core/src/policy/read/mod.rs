@@ -29,7 +29,7 @@ use self::quotas::Quota;
 use self::reader::Reader;
 use self::warnings::Known;
 use super::document::{self, Node};
-use super::mistakes::{Mistakes, Place};
+use super::mistakes::{Mistakes, Place, Severity};
 use super::{Limiter, OTHER, Part, Plan, Policy, fields};
 
 /// What is known only where a policy will be at work. What it says is wrong is told like any other mistake.
@@ -52,7 +52,7 @@ impl Surroundings for Anywhere {}
 
 /// A policy, and what is unwise about it; or everything that is wrong.
 pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Policy, Mistakes), Mistakes> {
-    let mut reader = Reader { mistakes: Mistakes::new(text), surroundings };
+    let mut reader = Reader::new(text, surroundings);
     let policy = match document::parse(text) {
         Ok(Some(root)) => reader.policy(&root),
         Ok(None) => {
@@ -64,7 +64,7 @@ pub(super) fn policy(text: &str, surroundings: &dyn Surroundings) -> Result<(Pol
             None
         }
         Err(unreadable) => {
-            reader.error(unreadable.place, unreadable.message);
+            reader.mistakes.add(Severity::Error, unreadable.place, unreadable.message, unreadable.help);
             None
         }
     };
@@ -84,7 +84,7 @@ const OF_NETWORKS: &str = "limits by network are `match: { network: 10.0.0.0/8 }
 
 /// What can be used of a text that is of no use as a policy.
 pub(super) fn salvage(text: &str) -> Option<Policy> {
-    let mut reader = Reader { mistakes: Mistakes::new(text), surroundings: &Anywhere };
+    let mut reader = Reader::new(text, &Anywhere);
     let read = reader.policy(&document::parse(text).ok()??)?;
     let (nothing, _) = policy("limiters: {}", &Anywhere).ok()?;
     Some(Policy {
@@ -109,6 +109,7 @@ impl Reader<'_> {
             top.get("identify").and_then(|node| self.fields(node, "`identify`", fields::IDENTIFY));
         let identify = self.identify(identify_fields.as_ref());
         let address = self.address(&top);
+        self.ignores_path_case = self.path_case(top.get("path_case")).unwrap_or_default();
 
         let plan_nodes = top.get("plans").and_then(|node| self.entries(node, "`plans`")).unwrap_or_default();
         let mut plans: Vec<(&str, Quota)> = Vec::new();
@@ -195,6 +196,7 @@ impl Reader<'_> {
             plans: plan_list,
             default_plan,
             table,
+            ignores_path_case: self.ignores_path_case,
             classes: read_classes.into_iter().map(|read| read.class).collect(),
             match_kinds: match_kinds(&limiters),
             limiters,

@@ -8,6 +8,8 @@ use super::Surroundings;
 pub(super) struct Reader<'s> {
     pub(super) mistakes: Mistakes,
     pub(super) surroundings: &'s dyn Surroundings,
+    /// Whether paths match regardless of case where a condition has no `path_case`.
+    pub(super) ignores_path_case: bool,
 }
 
 /// The fields of a map that are known and not blank.
@@ -28,6 +30,12 @@ impl<'n> Fields<'n> {
     /// Names that are there, of these.
     pub(super) fn present<'w>(&self, names: &'w [&'w str]) -> Vec<&'w str> {
         names.iter().copied().filter(|name| self.get(name).is_some()).collect()
+    }
+}
+
+impl<'s> Reader<'s> {
+    pub(super) fn new(text: &str, surroundings: &'s dyn Surroundings) -> Self {
+        Self { mistakes: Mistakes::new(text), surroundings, ignores_path_case: false }
     }
 }
 
@@ -169,6 +177,8 @@ impl Reader<'_> {
         match parse(text) {
             Ok(value) => Some(value),
             Err(problem) => {
+                // A field is named: the message may be read without the line that it points to.
+                let problem = if what.starts_with('`') { format!("{what}: {problem}") } else { problem };
                 self.error(node.place, problem);
                 None
             }

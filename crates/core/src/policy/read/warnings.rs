@@ -47,12 +47,16 @@ impl Reader<'_> {
         self.believed(top, known.address);
         self.idle_hops(top, known.address);
         self.idle_plans(top, known, classes, drafts);
+        if top.get("path_case").is_none() {
+            self.case_evasion(classes, drafts);
+        }
         let is_enforced = self.mode(top) == Mode::Enforce;
         let unreachable = self.unreachable(classes);
         for draft in drafts {
             self.unmatched(draft, classes, &unreachable);
             self.never_passing(draft, classes);
             self.all_reserved(draft);
+            self.fleet_per_caller(draft);
             self.long_queue(draft, timeout);
             self.sampled(draft);
             if is_enforced {
@@ -77,6 +81,43 @@ impl Reader<'_> {
                     "did you mean `mode: dark`?",
                 );
             }
+        }
+    }
+
+    /// A limiter that a path in upper case evades, if the server ignores case. One warning for the file is enough: the answer
+    /// is a property of the server and goes into one field.
+    fn case_evasion(&mut self, classes: &[ReadClass], drafts: &[Drafted]) {
+        let in_class = |class: &usize| {
+            let conditions = classes.get(*class).map_or(&[][..], |read| &read.class.conditions);
+            conditions.iter().find_map(Condition::evaded_by_case)
+        };
+        let evaded = |draft: &Drafted| {
+            let matches = &draft.limiter.matches;
+            let by_match = matches.iter().find_map(|condition| {
+                condition.evaded_by_case().or_else(|| condition.classes.iter().find_map(in_class))
+            });
+            // A request that leaves its class may cost less.
+            let by_cost = || match &draft.limiter.cost {
+                Cost::ByClass { classes, otherwise } => {
+                    let is_dear = |(_, cost): &&(usize, u64)| cost > otherwise;
+                    classes.iter().filter(is_dear).find_map(|(class, _)| in_class(class))
+                }
+                _ => None,
+            };
+            by_match.or_else(by_cost).map(|path| path.as_str().to_owned())
+        };
+        let is_on = |draft: &&Drafted| draft.limiter.mode != Mode::Off;
+        let first = drafts.iter().filter(is_on).find_map(|draft| Some((draft, evaded(draft)?)));
+        if let Some((draft, path)) = first {
+            let upper = path.to_ascii_uppercase();
+            let other = if upper == path { path.to_ascii_lowercase() } else { upper };
+            let message = format!(
+                "a request for `{other}` is not limited by {:?}, which matches `{path}`: some servers (Express, IIS) \
+                 treat these as the same path",
+                draft.limiter.name
+            );
+            let help = "add `path_case: insensitive` to the policy, or `path_case: sensitive` if your server tells them apart";
+            self.warn(draft.place, message, help);
         }
     }
 
@@ -354,6 +395,21 @@ impl Reader<'_> {
                 message,
                 "all of them get 503, at all times: reserve less, or let the fleet have more places",
             );
+        }
+    }
+
+    /// A fleet that is not one for all callers together: then it protects nothing as a whole.
+    fn fleet_per_caller(&mut self, draft: &Drafted) {
+        let tells_callers_apart = |part: &Part| matches!(part, Part::Caller | Part::Ip);
+        if let (Kind::Fleet { .. }, Some(places)) =
+            (&draft.limiter.kind, draft.limiter.choices.iter().flatten().map(Limit::capacity).next())
+            && draft.limiter.per.iter().any(tells_callers_apart)
+        {
+            let message = format!(
+                "each caller has {places} places of its own here, so all callers together can use more than the fleet has"
+            );
+            let help = "remove `per` to share the fleet; for a limit per caller use `concurrency`";
+            self.warn(draft.per_place.unwrap_or(draft.place), message, help);
         }
     }
 

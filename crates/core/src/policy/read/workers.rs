@@ -71,9 +71,19 @@ impl Reader<'_> {
     fn source(&mut self, node: &Node) -> Option<(Source, Option<String>)> {
         const REPORTED: Source = Source::Reported { stale_after: Source::STALE_AFTER };
         if !matches!(node.value, Value::Map(_)) {
-            let ways = spelled_out(fields::WORKER_WAYS);
-            let what = format!("source of utilization without a value ({ways} have one)");
-            let source = match self.word(node, &what, fields::WORKER_SOURCES)? {
+            if let Value::Text(text) = &node.value
+                && fields::WORKER_WAYS.contains(&text.trim())
+            {
+                let example = match text.trim() {
+                    "in_flight" => "{ in_flight: 64 }",
+                    "latency" => "{ latency: 200ms }",
+                    _ => "{ response_header: x-utilization }",
+                };
+                let message = format!("the source `{}` needs a value", text.trim());
+                self.error_with(node.place, message, format!("write `source: {example}`"));
+                return None;
+            }
+            let source = match self.word(node, "source of utilization", fields::WORKER_SOURCES)? {
                 "cgroup" => Source::Cgroup,
                 "pressure" => Source::Pressure,
                 // Those are reported by the gateway.
