@@ -94,16 +94,6 @@ fn a_server_of_http_1_0_does_not_make_the_gateway_one() {
 }
 
 #[test]
-fn a_request_without_a_host_is_passed_on_with_that_of_the_server() {
-    let upstream = Upstream::hello();
-    let tollgate = gateway(OPEN, &upstream);
-    let mut client = tollgate.client();
-    client.send("GET / HTTP/1.0\r\n\r\n");
-    assert_eq!(client.read().status, 200);
-    assert_eq!(upstream.last().header("host"), [upstream.address.to_string()]);
-}
-
-#[test]
 fn an_answer_that_nobody_takes_lets_go_of_its_permit_and_leaves_others_on_its_connection_alone() {
     let gate = Arc::new(Gate::default());
     let held = Arc::clone(&gate);

@@ -65,7 +65,7 @@ const DOUBTFUL: &[&str] = &[
     "POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: +0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 0x0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: \r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
-    "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\t\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked,\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: \x0bchunked\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -107,6 +107,11 @@ const DOUBTFUL: &[&str] = &[
     "POST /x HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a\r\nHost: a\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost:\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost: :80\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST http://a:81/x HTTP/1.1\r\nhost: a\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST http://a:443/x HTTP/1.1\r\nhost: a\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
+    "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0 0;a\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a@b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
     "POST /x HTTP/1.1\r\nhost: a:b\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -205,6 +210,20 @@ fn what_is_odd_but_has_one_meaning_passes_and_means_the_same_behind_the_gateway(
             "GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n",
         ),
         ("POST /x HTTP/1.0\r\ncontent-length: 3\r\n\r\nabc", "abc"),
+        // Whitespace before an extension of a chunk, and around the value of a field.
+        (
+            "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3 ;a=b\r\nabc\r\n0\t;c\r\n\r\n",
+            "abc",
+        ),
+        (
+            "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: \t chunked \t\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+            "abc",
+        ),
+        // The port that a scheme has anyway.
+        ("POST http://a:80/x HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc", "abc"),
+        ("POST http://a/x HTTP/1.1\r\nhost: A:80\r\ncontent-length: 3\r\n\r\nabc", "abc"),
+        ("POST https://a:443/x HTTP/1.1\r\nhost: a:\r\ncontent-length: 3\r\n\r\nabc", "abc"),
+        ("POST http://[::1]:80/x HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 3\r\n\r\nabc", "abc"),
     ];
     for (number, (text, body)) in odd.into_iter().enumerate() {
         let mut client = tollgate.client();
@@ -324,9 +343,74 @@ fn a_target_with_what_has_to_be_encoded_is_told_so() {
 fn a_host_may_have_a_port_or_none_at_all() {
     let upstream = Upstream::hello();
     let tollgate = gateway("limiters: {}\n", &upstream);
-    for host in ["a", "a:80", "a:", "", "[::1]", "[::1]:80", "a%41"] {
+    for host in ["a", "a:80", "a:", "[::1]", "[::1]:80", "a%41"] {
         assert_eq!(tollgate.get("/", &[("host", host)]).status, 200, "{host:?}");
     }
+}
+
+/// Requests of HTTP/1.0 that name no host.
+const NO_HOST: [&str; 2] = ["GET /x HTTP/1.0\r\n\r\n", "GET /x HTTP/1.0\r\nhost:\r\n\r\n"];
+
+/// Found by differential testing against nginx: the server got its own address in the place of the host.
+#[test]
+fn a_server_does_not_get_an_internal_address_as_the_host_of_a_request_without_one() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("trusted_proxies: []\nlimiters: {}\n", &upstream);
+    for text in NO_HOST {
+        let mut client = tollgate.client();
+        client.send(text);
+        assert_eq!(client.read().status, 200, "{text:?}");
+        let received = upstream.last();
+        assert_eq!(received.header("host"), [""], "{text:?}");
+        assert_eq!(received.header("x-forwarded-host"), [""; 0], "{text:?}");
+    }
+    let mut client = tollgate.client();
+    client.send("GET http://a.example/x HTTP/1.0\r\n\r\n");
+    assert_eq!(client.read().status, 200);
+    assert_eq!(upstream.last().header("host"), ["a.example"]);
+}
+
+/// Found by differential testing against nginx: such requests matched no limiter for a host.
+#[test]
+fn a_request_without_a_host_does_not_evade_a_policy_that_goes_by_hosts() {
+    let upstream = Upstream::hello();
+    let url = upstream.url();
+    for policy in [
+        "limiters: { l: { rate: 1/h, per: global, match: [{ host: a.example }] } }".to_owned(),
+        "limiters: { l: { rate: 1/h, per: global, match: [{ path: /*, not: { host: b.example } }] } }"
+            .to_owned(),
+        "limiters: { l: { rate: 1/h, per: [ip, host] } }".to_owned(),
+        "classes: { a: [{ host: '*.example' }] }\nlimiters: {}".to_owned(),
+        format!(
+            "limiters: {{}}\ngateway: {{ upstreams: {{ a: {{ match: [{{ host: a.example }}], servers: {url} }} }} }}"
+        ),
+    ] {
+        let tollgate = gateway(&format!("trusted_proxies: []\n{policy}\n"), &upstream);
+        for text in NO_HOST {
+            let mut client = tollgate.client();
+            client.send(text);
+            let answer = client.read();
+            assert_eq!(answer.status, 400, "{text:?}: {policy}");
+            assert!(answer.text().contains("no Host"), "{}", answer.text());
+        }
+        assert_eq!(paths(&upstream.received()), [""; 0], "{policy}");
+    }
+}
+
+/// Found by a reader: `/LOGIN` reaches the handler of `/login` in Express, and HEAD that of GET.
+#[test]
+fn another_case_of_a_path_and_head_do_not_evade_a_limiter() {
+    let upstream = Upstream::hello();
+    let policy = "trusted_proxies: []\npath_case: insensitive\nlimiters:\n  login: { rate: 1/h, per: global, match: [POST /login] }\n  search: { rate: 1/h, per: global, match: [GET /search] }\n";
+    let tollgate = gateway(policy, &upstream);
+    let ask = |method: &str, path: &str| tollgate.client().ask(method, path, &[], b"").status;
+    assert_eq!(ask("POST", "/login"), 200);
+    for path in ["/login", "/LOGIN", "/Login/", "/%4Cogin", "/./lOGIN?a"] {
+        assert_eq!(ask("POST", path), 429, "{path}");
+    }
+    assert_eq!(ask("HEAD", "/search"), 200);
+    assert_eq!((ask("GET", "/search"), ask("HEAD", "/SEARCH")), (429, 429));
+    assert_eq!(ask("OPTIONS", "/search"), 200);
 }
 
 #[test]

@@ -452,7 +452,7 @@ type Passed = Result<Response<PassedBody>, (Failed, Again)>;
 
 impl Server {
     async fn pass_http1(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
-        name_host_in_field(request, &self.address);
+        name_host_in_field(request);
         let is_repeatable = is_repeatable(request);
         while let Some(exchange) = self.idle(manner, !is_repeatable) {
             match exchange.ask(request).await {
@@ -491,7 +491,7 @@ impl Server {
 
     /// Passes a request on over a new connection of HTTP/1.1.
     async fn pass_on(&self, stream: Stream, request: &mut Request<AskedBody>) -> Passed {
-        name_host_in_field(request, &self.address);
+        name_host_in_field(request);
         match Exchange::new(stream).ask(request).await {
             Ok(answered) => Ok(joined(answered)),
             Err(broken) => {
@@ -618,6 +618,9 @@ impl Server {
         let mut request = Request::new(AskedBody::Empty);
         *request.uri_mut() = path.parse().ok()?;
         request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static("tollgate-health"));
+        if let Some(host) = host_value(&self.address) {
+            request.headers_mut().insert(header::HOST, host);
+        }
         let worker = self.shelves.len().checked_sub(1)?;
         let now = Instant::now();
         let manner = Manner { worker, is_grpc: false, is_upgrade: false, connect_timeout: patience, now };
@@ -629,19 +632,23 @@ impl Server {
     }
 }
 
-/// HTTP/2 names the host in its target, and has no field for it. A host that it cannot name is the server's own.
+/// HTTP/2 names the host in its target, and has no field for it. A host that a target cannot have, or none at all, stays in its
+/// field.
 fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Server) {
     *request.version_mut() = Version::HTTP_2;
     // Where it was tried before in this way, the target has it.
     if request.uri().authority().is_some() {
         return;
     }
-    let named = request.headers_mut().remove(header::HOST);
-    let authority = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
-    let host =
-        named.as_ref().and_then(authority).or_else(|| host_value(address).as_ref().and_then(authority));
+    let host = request.headers().get(header::HOST);
+    let Some(host) = host.and_then(|host| Authority::try_from(host.as_bytes()).ok()) else {
+        // Only for requests of an older version does h2 send a target without a host.
+        *request.version_mut() = Version::HTTP_11;
+        return;
+    };
+    request.headers_mut().remove(header::HOST);
     let mut target = request.uri().clone().into_parts();
-    target.authority = host;
+    target.authority = Some(host);
     target.scheme = Some(if address.is_tls { Scheme::HTTPS } else { Scheme::HTTP });
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     // Without a host it stays as it is, and is not sent: another path would be another request.
@@ -651,14 +658,8 @@ fn name_host_in_target(request: &mut Request<AskedBody>, address: &policy::Serve
 }
 
 /// HTTP/1 names it in a field. A request that was tried over HTTP/2 before has none.
-/// Where nobody has named one, it is the server's own.
-fn name_host_in_field(request: &mut Request<AskedBody>, address: &policy::Server) {
+fn name_host_in_field(request: &mut Request<AskedBody>) {
     if request.uri().authority().is_none() {
-        if !request.headers().contains_key(header::HOST)
-            && let Some(host) = host_value(address)
-        {
-            request.headers_mut().insert(header::HOST, host);
-        }
         return;
     }
     let target = std::mem::take(request.uri_mut()).into_parts();
@@ -720,7 +721,7 @@ fn joined((response, body): http1::Answered) -> Response<PassedBody> {
     response.map(|()| PassedBody::Http1(body))
 }
 
-/// What a server is called in `Host`, where a request has named none.
+/// What a server is called in `Host` of requests that are the gateway's own.
 fn host_value(address: &policy::Server) -> Option<HeaderValue> {
     let shown = address.to_string();
     HeaderValue::from_str(shown.split_once("://")?.1).ok()

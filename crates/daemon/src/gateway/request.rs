@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tollgate::tower::{InMap, add_fields, refused};
 use tollgate::{Facts, Permit, Refusal};
 use tollgate_core::answer::{Answer, Fields, HeadLines};
+use tollgate_core::policy::Policy;
 
 use super::Worker;
 use super::body::{AnswerBody, AskedBody, AskingBody, Carried, PassedBody, Sending, Trouble};
@@ -73,7 +74,9 @@ pub(super) fn answer(
     let facts = facts_of(request.method(), request.uri(), &headers, connection);
     let client = site.policy.client_address(&facts).unwrap_or_else(|| connection.peer.ip());
     track.asked(facts.method, facts.path, Some(client));
-    if let Err(problem) = check(&request, site.policy.gateway().encoded_slashes) {
+    let checked = check(&request, site.policy.gateway().encoded_slashes)
+        .and_then(|()| check_host_known(facts.host, &site.policy));
+    if let Err(problem) = checked {
         let mut answer = own(problem, is_grpc(request.headers()), track);
         // Who sends such things may mean something else by what follows, too.
         fields::close(&mut answer, request.version());
@@ -402,21 +405,34 @@ fn host_of<'r>(uri: &'r Uri, headers: &'r http::HeaderMap) -> &'r str {
     }
 }
 
+/// Rejects a request without a host where the policy depends on it. Only HTTP/1.0 allows such requests, and they would match no
+/// limiter for a host.
+fn check_host_known(host: &str, policy: &Policy) -> Result<(), Problem> {
+    match host.is_empty() && policy.depends_on_host() {
+        true => Err(Problem::Malformed("The request has no Host, and this service needs one.")),
+        false => Ok(()),
+    }
+}
+
 /// Whether it is a request that everybody reads alike.
-fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem> {
+pub(super) fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem> {
     if request.method() == Method::CONNECT {
         return Err(Problem::NoTunnel);
     }
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let host = hosts.next().map(HeaderValue::as_bytes);
     let has_more = hosts.next().is_some();
+    // An empty field names no host either.
+    let has_host = host.is_some_and(|host| !host.is_empty());
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     match request.version() {
-        Version::HTTP_2 if host.or(authority).is_none() => {
+        Version::HTTP_2 if authority.is_none() && !has_host => {
             return Err(Problem::Malformed("A request names the host that it is for."));
         }
-        Version::HTTP_11 if host.is_none() || has_more => {
-            return Err(Problem::Malformed("A request has one Host, no more and no less."));
+        Version::HTTP_11 if !has_host || has_more => {
+            return Err(Problem::Malformed(
+                "A request has one Host, no more and no less, which is not empty.",
+            ));
         }
         _ if has_more => return Err(Problem::Malformed("A request has no more than one Host.")),
         _ => {}
@@ -432,11 +448,11 @@ fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem>
         return Err(Problem::Malformed("The target of a request names no user."));
     }
     if let (Some(authority), Some(host)) = (authority, host)
-        && !authority.eq_ignore_ascii_case(host)
+        && !is_same_host(authority, host, request.uri().scheme_str())
     {
         return Err(Problem::Malformed("The target of the request and its Host name different hosts."));
     }
-    if !host.into_iter().chain(authority).all(is_host) {
+    if !host.filter(|_| has_host).into_iter().chain(authority).all(is_host) {
         return Err(Problem::Malformed("The host of the request is no name of a host."));
     }
     let path = request.uri().path();
@@ -464,13 +480,28 @@ fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem>
     Ok(())
 }
 
+/// A host without its port, and the port, if there is one. The colons of an address in brackets belong to the address.
+fn split_port(host: &[u8]) -> (&[u8], Option<&[u8]>) {
+    let ends = if host.first() == Some(&b'[') { memrchr(b']', host).unwrap_or_default() } else { 0 };
+    let colon = host.get(ends..).and_then(|after| memchr(b':', after)).map(|at| ends + at);
+    match colon.and_then(|at| host.split_at_checked(at)) {
+        Some((name, port)) => (name, port.get(1..)),
+        None => (host, None),
+    }
+}
+
+/// Whether both name the same host. No port, an empty one, and the usual one of the scheme are the same.
+fn is_same_host(one: &[u8], other: &[u8], scheme: Option<&str>) -> bool {
+    let usual: &[u8] = if scheme == Some("https") { b"443" } else { b"80" };
+    let is_usual = |port: Option<&[u8]>| port.is_none_or(|port| port.is_empty() || port == usual);
+    let ((name, port), (other_name, other_port)) = (split_port(one), split_port(other));
+    name.eq_ignore_ascii_case(other_name) && (port == other_port || is_usual(port) && is_usual(other_port))
+}
+
 /// Whether it may be the name of a host, with or without a port. With a user before it, it is none.
 fn is_host(text: &[u8]) -> bool {
-    // The colons of an address in brackets are its own.
-    let ends = if text.first() == Some(&b'[') { memrchr(b']', text).unwrap_or_default() } else { 0 };
-    let after = text.get(ends..).unwrap_or_default();
-    let port = memchr(b':', after).and_then(|at| after.get(at + 1..)).unwrap_or_default();
-    port.iter().all(u8::is_ascii_digit) && text.iter().all(|byte| {
+    let (name, port) = split_port(text);
+    !name.is_empty() && port.unwrap_or_default().iter().all(u8::is_ascii_digit) && text.iter().all(|byte| {
         matches!(
             byte,
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\''
@@ -510,6 +541,9 @@ fn rewritten(
     if let Some(host) = parts.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
         headers.insert(header::HOST, host);
     }
+    // HTTP/1.1 needs the field. Where no host is known it is empty (RFC 9112, 3.2): the address of the server, which is internal,
+    // is not what the client asked for.
+    headers.entry(header::HOST).or_insert(HeaderValue::from_static(""));
     fields::forward(&mut headers, origin);
     if let Some(upgrade) = upgrade {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));

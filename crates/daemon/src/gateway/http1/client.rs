@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
-use super::decode::Decoder;
+use super::decode::{Decoder, Syntax};
 use super::encode::{self, Announced, Encoder};
 use super::head::{self, Length, Scan, Wrong};
 use super::wire::{Stream, Wire};
@@ -101,7 +101,7 @@ impl Exchange {
             broken_off: None,
             has_heard: false,
             interim: 0,
-            decoder: Decoder::new(Length::Exactly(0)),
+            decoder: Decoder::new(Length::Exactly(0), Syntax::Lenient),
             scan: Scan::default(),
             stays: true,
         })
@@ -134,7 +134,7 @@ impl Exchange {
         let mut sent = 0;
         match poll_fn(|context| self.poll_head(context, &mut sent)).await {
             Ok(told) => {
-                self.decoder = Decoder::new(told.length);
+                self.decoder = Decoder::new(told.length, Syntax::Lenient);
                 self.stays &= told.stays;
                 Ok((told.response, ServerBody { exchange: Some(self) }))
             }

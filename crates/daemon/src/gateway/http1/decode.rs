@@ -18,10 +18,21 @@ const MOST_TRAILERS: usize = 16 << 10;
 /// The end of a chunk and of most bodies.
 const LAST: &[u8] = b"\r\n0\r\n\r\n";
 
+/// How chunks are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Syntax {
+    /// As the standard says, for bodies of requests: another reader of the same bytes must find the same end.
+    Strict,
+    /// As nginx reads answers of servers: lines may end in a bare LF, and a size may have spaces behind it. What is sent on is
+    /// always written anew.
+    Lenient,
+}
+
 /// What is left of a body.
 #[derive(Debug)]
 pub(super) struct Decoder {
     state: State,
+    syntax: Syntax,
     /// Bytes that are certainly still to come.
     left: u64,
 }
@@ -52,13 +63,14 @@ pub(super) enum Piece {
 }
 
 impl Decoder {
-    pub(super) fn new(length: Length) -> Self {
-        match length {
-            Length::Exactly(0) => Self { state: State::Done, left: 0 },
-            Length::Exactly(left) => Self { state: State::Length, left },
-            Length::Chunked => Self { state: State::Size, left: 0 },
-            Length::Open => Self { state: State::Open, left: 0 },
-        }
+    pub(super) fn new(length: Length, syntax: Syntax) -> Self {
+        let (state, left) = match length {
+            Length::Exactly(0) => (State::Done, 0),
+            Length::Exactly(left) => (State::Length, left),
+            Length::Chunked => (State::Size, 0),
+            Length::Open => (State::Open, 0),
+        };
+        Self { state, syntax, left }
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -118,13 +130,13 @@ impl Decoder {
                     return Ok(Piece::Data(piece));
                 }
                 State::ChunkEnd => {
-                    if !b"\r\n".starts_with(read.get(..read.len().min(2)).unwrap_or_default()) {
-                        return Err(Wrong::Head("A chunk is longer than it says."));
-                    }
-                    if read.len() < 2 {
-                        return Ok(Piece::Awaited);
-                    }
-                    read.advance(2);
+                    let end = match **read {
+                        [b'\r', b'\n', ..] => 2,
+                        [b'\r'] => return Ok(Piece::Awaited),
+                        [b'\n', ..] if self.syntax == Syntax::Lenient => 1,
+                        _ => return Err(Wrong::Head("A chunk is longer than it says.")),
+                    };
+                    read.advance(end);
                     self.state = State::Size;
                 }
                 State::Size => {
@@ -137,12 +149,13 @@ impl Decoder {
                             false => Err(Wrong::Head("A chunk has no size.")),
                         };
                     };
-                    self.left = size_of(read.get(..end).unwrap_or_default())?;
+                    self.left = size_of(read.get(..end).unwrap_or_default(), self.syntax)?;
                     read.advance(end + 1);
                     self.state = if self.left == 0 { State::Trailers(Scan::default()) } else { State::Chunk };
                 }
                 State::Trailers(scan) => {
-                    let Some(end) = scan.end(read, true)?.filter(|end| *end <= MOST_TRAILERS) else {
+                    let is_strict = self.syntax == Syntax::Strict;
+                    let Some(end) = scan.end(read, is_strict)?.filter(|end| *end <= MOST_TRAILERS) else {
                         return match read.len() < MOST_TRAILERS {
                             true => Ok(Piece::Awaited),
                             false => Err(Wrong::TooLarge),
@@ -150,7 +163,7 @@ impl Decoder {
                     };
                     self.state = State::Done;
                     let text = read.split_to(end).freeze();
-                    if text.len() > 2 {
+                    if !matches!(*text, [b'\n'] | [b'\r', b'\n']) {
                         return Ok(Piece::Trailers(head::trailers(&text)?));
                     }
                 }
@@ -159,14 +172,27 @@ impl Decoder {
     }
 }
 
-/// `1a`, and perhaps an extension, in which nothing stands that could end a line elsewhere.
-fn size_of(line: &[u8]) -> Result<u64, Wrong> {
+/// The size in a line such as `1a` or `1a ;name=value`. An extension may not contain what could end a line for another reader.
+/// Whitespace is legal before an extension (RFC 9112, 7.1.1), and not where none follows.
+fn size_of(line: &[u8], syntax: Syntax) -> Result<u64, Wrong> {
     let is_text = |byte: &u8| *byte == b'\t' || !byte.is_ascii_control();
-    let line = line.strip_suffix(b"\r").filter(|line| line.len() < LONGEST_SIZE && line.iter().all(is_text));
-    let digits = line.and_then(|line| line.split(|byte| *byte == b';').next());
+    let ended = line.strip_suffix(b"\r");
+    let line = if syntax == Syntax::Lenient { ended.or(Some(line)) } else { ended };
+    let line = line.filter(|line| line.len() < LONGEST_SIZE && line.iter().all(is_text));
+    let digits = line.and_then(|line| match memchr(b';', line) {
+        Some(at) => line.get(..at).map(without_trailing_space),
+        None if syntax == Syntax::Lenient => Some(without_trailing_space(line)),
+        None => Some(line),
+    });
     digits
         .and_then(|digits| head::length_of(digits, 16))
         .ok_or(Wrong::Head("A chunk has no size, or one that nothing has."))
+}
+
+/// Without spaces and tabs at its end.
+fn without_trailing_space(line: &[u8]) -> &[u8] {
+    let end = line.iter().rposition(|byte| !matches!(byte, b' ' | b'\t')).map_or(0, |last| last + 1);
+    line.get(..end).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -175,7 +201,7 @@ mod tests {
 
     /// Decodes a body in chunks that arrives in pieces of this size: whether it came to its end.
     fn ends(text: &[u8], size: usize) -> Result<bool, Wrong> {
-        let (mut decoder, mut read) = (Decoder::new(Length::Chunked), BytesMut::new());
+        let (mut decoder, mut read) = (Decoder::new(Length::Chunked, Syntax::Strict), BytesMut::new());
         for piece in text.chunks(size) {
             read.extend_from_slice(piece);
             while !matches!(decoder.next(&mut read)?, Piece::Awaited | Piece::End) {}

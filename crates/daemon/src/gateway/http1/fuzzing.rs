@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode, Version};
 use tokio::net::TcpStream;
 
-use super::decode::{Decoder, Piece};
+use super::decode::{Decoder, Piece, Syntax};
 use super::encode::{self, Announced, Encoder, Manner};
 use super::head::{self, Asked, Length, Scan, Wrong};
 use super::wire::{Stream, Wire};
@@ -70,7 +70,8 @@ fn transcript<'p>(
                             continue;
                         }
                         parse(&bytes).map(|(head, length)| {
-                            decoder = Some(Decoder::new(length));
+                            let syntax = if is_strict { Syntax::Strict } else { Syntax::Lenient };
+                            decoder = Some(Decoder::new(length, syntax));
                             let (body, trailers) = (Vec::new(), None);
                             seen.messages.push(Message { head, length, body, trailers, is_complete: false });
                             Piece::Data(Bytes::new())
@@ -228,7 +229,7 @@ fn assert_survives_forwarding(asked: Asked) {
 /// A chunked request body, without its head.
 pub(crate) fn request_body(data: &[u8]) {
     let Some((&cut, data)) = data.split_first() else { return };
-    let read = |pieces: Vec<&[u8]>| body(&pieces, Decoder::new(Length::Chunked));
+    let read = |pieces: Vec<&[u8]>| body(&pieces, Decoder::new(Length::Chunked, Syntax::Strict));
     let whole = read(vec![data]);
     for size in [1, usize::from(cut).max(2)] {
         assert_eq!(read(data.chunks(size).collect()), whole, "{size}: {:?}", data.escape_ascii().to_string());
@@ -313,7 +314,7 @@ fn assert_encodes(body: &[u8], size: usize) {
         encoder.end(wire, None, &Announced::default()).expect("chunks can always end");
         wire.write.clone()
     });
-    let decoded = self::body(&[&encoded, b"x"], Decoder::new(Length::Chunked));
+    let decoded = self::body(&[&encoded, b"x"], Decoder::new(Length::Chunked, Syntax::Strict));
     assert_eq!(decoded, (false, Some(Ended { body: body.to_vec(), trailers: None, left: 1 })));
 }
 
@@ -388,7 +389,7 @@ fn assert_reaches_client(told: head::Told, method: &Method, message: &Message, i
     let again = head::response(&head, method).expect("our own response is valid");
     assert_eq!(again.response.status(), sent.status());
     if is_complete {
-        let (is_rejected, ended) = body(&[&encoded[end..]], Decoder::new(again.length));
+        let (is_rejected, ended) = body(&[&encoded[end..]], Decoder::new(again.length, Syntax::Strict));
         let ended = ended.expect("a complete body");
         assert!(!is_rejected && ended.left == 0, "bytes behind the response");
         assert_eq!(ended.body, message.body);

@@ -133,7 +133,7 @@ pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
     *request.uri_mut() = target_of(request.method(), head.slice_ref(target.as_bytes()))?;
     *request.version_mut() = if is_http_1_0 { Version::HTTP_10 } else { Version::HTTP_11 };
     let mut framing = Framing::default();
-    *request.headers_mut() = map_of(parsed.headers, head, |name, value, field| {
+    *request.headers_mut() = map_of(parsed.headers, head, |name, value| {
         match *name {
             header::CONTENT_LENGTH => {
                 if framing.length.is_some() || framing.is_chunked {
@@ -145,8 +145,8 @@ pub(super) fn request(head: &Bytes) -> Result<Asked, Wrong> {
                 );
             }
             header::TRANSFER_ENCODING => {
-                let is_plain =
-                    field.value.eq_ignore_ascii_case(b"chunked") && stands_alone(head, field.value);
+                // Whitespace around it is legal, and not part of the value.
+                let is_plain = value.as_bytes().eq_ignore_ascii_case(b"chunked");
                 if framing.length.is_some() || framing.is_chunked || is_http_1_0 || !is_plain {
                     return Err(Wrong::Head(
                         "Transfer-Encoding is `chunked` and nothing else, and there is no Content-Length beside it.",
@@ -202,7 +202,7 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
     let has_no_body = status.is_informational() || status == StatusCode::NO_CONTENT;
     let mut framing = Framing::default();
     let mut is_coded = false;
-    *response.headers_mut() = map_of(parsed.headers, head, |name, value, _| {
+    *response.headers_mut() = map_of(parsed.headers, head, |name, value| {
         match *name {
             header::CONTENT_LENGTH => {
                 let length = length_of(value.as_bytes(), 10)
@@ -251,7 +251,7 @@ pub(super) fn response(head: &Bytes, method: &Method) -> Result<Told, Wrong> {
 pub(super) fn trailers(text: &Bytes) -> Result<HeaderMap, Wrong> {
     let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
     match httparse::parse_headers(text, &mut fields) {
-        Ok(httparse::Status::Complete((_, fields))) => map_of(fields, text, |_, _, _| Ok(Of::All)),
+        Ok(httparse::Status::Complete((_, fields))) => map_of(fields, text, |_, _| Ok(Of::All)),
         Ok(httparse::Status::Partial) => Err(Wrong::Head("What follows the body is no HTTP.")),
         Err(error) => Err(wrong(error)),
     }
@@ -294,7 +294,7 @@ fn words(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
 fn map_of(
     fields: &[Header<'_>],
     head: &Bytes,
-    mut look: impl FnMut(&HeaderName, &HeaderValue, &Header<'_>) -> Result<Of, Wrong>,
+    mut look: impl FnMut(&HeaderName, &HeaderValue) -> Result<Of, Wrong>,
 ) -> Result<HeaderMap, Wrong> {
     // Some more are added on the way.
     let mut map = HeaderMap::with_capacity(fields.len() + 6);
@@ -302,20 +302,11 @@ fn map_of(
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| Wrong::TooLarge)?;
         let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))
             .map_err(|_| Wrong::Head("A field of the head has a value that is none."))?;
-        if let Of::All = look(&name, &value, field)? {
+        if let Of::All = look(&name, &value)? {
             map.try_append(name, value).map_err(|_| Wrong::TooLarge)?;
         }
     }
     Ok(map)
-}
-
-/// Whether there is nothing in the line of a value but its name, a colon, perhaps one space, and the value.
-fn stands_alone(head: &[u8], value: &[u8]) -> bool {
-    let start = (value.as_ptr() as usize).wrapping_sub(head.as_ptr() as usize);
-    let (Some(before), Some(after)) = (head.get(..start), head.get(start + value.len()..)) else {
-        return false;
-    };
-    (before.ends_with(b":") || before.ends_with(b": ")) && after.starts_with(b"\r\n")
 }
 
 fn wrong(error: httparse::Error) -> Wrong {

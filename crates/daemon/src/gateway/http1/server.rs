@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::decode::Decoder;
+use super::decode::{Decoder, Syntax};
 use super::encode::{self, Announced, Encoder, Manner, Unlike};
 use super::head::{self, Asked, Length, Scan, Wrong};
 use super::wire::Wire;
@@ -99,7 +99,7 @@ impl Connection {
     ) -> Self {
         let shared = Shared {
             wire,
-            decoder: Decoder::new(Length::Exactly(0)),
+            decoder: Decoder::new(Length::Exactly(0), Syntax::Strict),
             body: 0,
             expects: false,
             is_answered: false,
@@ -175,7 +175,7 @@ impl Connection {
             return AskingBody::Empty;
         }
         let mut shared = self.shared.lock();
-        shared.decoder = Decoder::new(length);
+        shared.decoder = Decoder::new(length, Syntax::Strict);
         shared.expects = expects;
         shared.is_answered = false;
         let number = shared.body;
