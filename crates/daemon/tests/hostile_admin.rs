@@ -88,7 +88,8 @@ fn pages_of_other_sites_change_nothing_and_names_that_lead_here_see_nothing() {
             "localhost@evil",
         ] {
             let answer = ask(&tollgate, method, path, &[("host", host), JSON], OFF);
-            assert_eq!(answer.status, 403, "{path} {host:?}");
+            let status = if matches!(host, "" | "localhost@evil") { 400 } else { 403 };
+            assert_eq!(answer.status, status, "{path} {host:?}");
         }
         if *method == "POST" {
             for origin in ["http://evil.example", "null", "http://127.0.0.1:1", "file://", "http://localhost"]
@@ -245,17 +246,113 @@ fn a_body_of_ten_megabytes_is_not_read() {
             [b"10000\r\n", &b"a".repeat(65_536)[..], b"\r\n"].concat()
         };
         for _ in 0..160 {
-            if client.stream().write_all(&piece).is_err() {
-                break;
-            }
+            client.send(&piece);
         }
-        // Who is closed while it still sends may not hear why.
-        if let Ok(answer) = client.try_read(false) {
-            assert_eq!(answer.status, 413);
-        }
+        assert_eq!(client.read().status, 413);
     }
     let grown = tollgate.memory().saturating_sub(before);
     assert!(grown < 16 << 20, "{grown} bytes more");
+    assert_eq!(mode(&tollgate, &[]), "enforce");
+}
+
+/// Found by differential testing: the admin endpoint read requests with another reader than the gateway, a lenient one.
+#[test]
+fn the_admin_endpoint_rejects_requests_that_can_be_read_in_two_ways() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(LIMITED, &upstream);
+    let json = "content-type: application/json\r\ncontent-length: 15";
+    let body = "{\"mode\": \"off\"}";
+    for head in [
+        format!("POST /api/mode HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n{json}\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n{json}\r\n\r\n"),
+        format!("POST http://evil.example/api/mode HTTP/1.1\r\nhost: localhost\r\n{json}\r\n\r\n"),
+        format!("POST http://localhost/api/mode HTTP/1.1\r\nhost: evil.example\r\n{json}\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\r\nhost:\r\n{json}\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\r\n{json}\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\nhost: localhost\n{}\n\n", json.replace("\r\n", "\n")),
+        format!("POST /api/mode HTTP/1.1\r\nhost: localhost\nx: y\r\n{json}\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\r\nhost: localhost\r\nx: y\r\n z\r\n{json}\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\r\nhost: localhost\r\n{json}\r\ncontent-length: 15\r\n\r\n"),
+        format!("POST /api/mode HTTP/1.1\r\nhost: localhost\r\n{json}\r\ntransfer-encoding: chunked\r\n\r\n"),
+        format!("POST /api/mode#x HTTP/1.1\r\nhost: localhost\r\n{json}\r\n\r\n"),
+    ] {
+        let mut client = Client::connect(tollgate.admin);
+        client.send(format!("{head}{body}"));
+        let answer = client.read();
+        assert_eq!((answer.status, answer.header("connection")), (400, "close"), "{head:?}");
+        assert_eq!(answer.header("content-type"), "application/problem+json", "{head:?}");
+        assert!(client.is_closed(Duration::from_secs(10)), "{head:?}");
+    }
+    assert_eq!(mode(&tollgate, &[]), "enforce");
+    let absolute =
+        format!("POST http://localhost/api/mode HTTP/1.1\r\nhost: localhost:80\r\n{json}\r\n\r\n{body}");
+    let mut client = Client::connect(tollgate.admin);
+    client.send(absolute);
+    assert_eq!(client.read().status, 200);
+    // The connection goes on behind a good request.
+    client.send(
+        "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\nHEAD /livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    );
+    assert_eq!(client.read().text(), "alive\n");
+    let head = client.try_read(true).unwrap();
+    assert_eq!((head.status, head.header("content-length")), (200, "6"));
+}
+
+/// Found by a reader: of two lines the first was taken.
+#[test]
+fn the_admin_endpoint_rejects_two_authorization_lines() {
+    let upstream = Upstream::hello();
+    let url = upstream.url();
+    let environment = [("TOLLGATE_TOKEN", TOKEN)];
+    let tollgate = Tollgate::start_in(BINARY, LIMITED, &["--upstream", &url], &environment, |_| ());
+    let right = format!("Bearer {TOKEN}");
+    for other in [&*right, "Bearer no", "Basic Og==", ""] {
+        for pair in [[&*right, other], [other, &*right]] {
+            let headers = [("authorization", pair[0]), ("authorization", pair[1]), JSON];
+            assert_eq!(ask(&tollgate, "POST", "/api/mode", &headers, OFF).status, 401, "{other:?}");
+        }
+    }
+    assert_eq!(mode(&tollgate, &[("authorization", &right)]), "enforce");
+}
+
+/// Found by a reader: of two keys the last was taken.
+#[test]
+fn the_admin_endpoint_rejects_json_with_a_key_twice() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(LIMITED, &upstream);
+    for (path, body) in [
+        ("/api/mode", r#"{"mode": "enforce", "mode": "off"}"#),
+        ("/api/mode", r#"{"mode": "off", "mode": "off"}"#),
+        ("/api/mode", r#"{"mode": "off", "m\u006fde": "off"}"#),
+        ("/api/limiters/rate/mode", r#"{"mode": "dark", "mode": "off"}"#),
+        ("/api/utilization", r#"{"percent": 1, "percent": 99}"#),
+    ] {
+        let answer = ask(&tollgate, "POST", path, &[JSON], body.as_bytes());
+        assert_eq!(answer.status, 400, "{body}");
+        assert!(answer.text().contains("is there twice"), "{body}: {}", answer.text());
+    }
+    assert_eq!(mode(&tollgate, &[]), "enforce");
+}
+
+/// Found by a reader: the connection was reset while the client still sent, and its answer was lost.
+#[test]
+fn a_client_of_the_admin_endpoint_that_sends_too_much_can_read_why_it_was_rejected() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(LIMITED, &upstream);
+    let chunk = [b"10000\r\n", &b"a".repeat(65_536)[..], b"\r\n"].concat();
+    for _ in 0..3 {
+        let mut client = Client::connect(tollgate.admin);
+        client.send(
+            "POST /api/mode HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+        );
+        for _ in 0..100 {
+            client.send(&chunk);
+        }
+        client.send("0\r\n\r\n");
+        let answer = client.read();
+        assert_eq!((answer.status, answer.header("connection")), (413, "close"), "{answer:?}");
+        assert!(client.is_closed(Duration::from_secs(10)));
+    }
     assert_eq!(mode(&tollgate, &[]), "enforce");
 }
 

@@ -23,6 +23,10 @@ impl Access {
         let host = text(header::HOST).unwrap_or_default();
         match &self.token {
             Some(token) => {
+                // Of two lines another reader may take the other one.
+                if headers.get_all(header::AUTHORIZATION).iter().nth(1).is_some() {
+                    return Some((StatusCode::UNAUTHORIZED, "`Authorization` is sent twice: send it once"));
+                }
                 let credentials = text(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
                 let given = credentials.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
                 let given = given.map(|(_, given)| given);

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 
 use crate::files;
 use crate::gateway::Shared;
+use crate::gateway::own_service::{self, Patience};
 
 /// Serves until the process ends.
 pub(super) async fn serve(listener: TcpListener, router: Router, gateway: Arc<Shared>) {
@@ -31,11 +30,9 @@ pub(super) async fn serve(listener: TcpListener, router: Router, gateway: Arc<Sh
         {
             oldest.abort();
         }
-        let patience = Duration::from(gateway.site.load().policy.gateway().timeouts.head);
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(patience)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
-        open.push_back(tokio::spawn(async move { drop(connection.await) }).abort_handle());
+        let timeouts = gateway.site.load().policy.gateway().timeouts;
+        let patience = Patience { head: timeouts.head.into(), write: timeouts.body.into() };
+        let connection = own_service::serve(stream, patience, TowerToHyperService::new(router.clone()));
+        open.push_back(tokio::spawn(connection).abort_handle());
     }
 }

@@ -2,6 +2,7 @@
 
 mod access;
 mod connections;
+mod json_body;
 pub(crate) mod metrics;
 mod status;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
-use axum::extract::{FromRequest, Path, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -20,6 +21,7 @@ use tokio::net::TcpListener;
 use tollgate::{Limiter, Mode};
 
 use self::access::Access;
+use self::json_body::Said;
 pub use self::status::lines;
 use crate::gateway::Shared;
 use crate::settings::Door;
@@ -173,23 +175,6 @@ fn mode_in(body: &Value) -> Option<Option<Mode>> {
 
 fn shown(mode: Option<Mode>) -> &'static str {
     mode.map_or("policy", Mode::name)
-}
-
-/// What somebody says in JSON. What is none is told so in the way of all problems.
-struct Said(Value);
-
-impl<S: Send + Sync> FromRequest<S> for Said {
-    type Rejection = Response;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
-        match Json::from_request(request, state).await {
-            Ok(Json(said)) => Ok(Self(said)),
-            Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
-                Err(problem(rejection.status(), "say it in JSON, with `Content-Type: application/json`"))
-            }
-            Err(rejection) => Err(problem(rejection.status(), &rejection.body_text())),
-        }
-    }
 }
 
 async fn switch(State(admin): State<Admin>, Path(name): Path<String>, Said(body): Said) -> Response {

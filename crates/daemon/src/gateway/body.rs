@@ -517,6 +517,11 @@ impl AnswerBody {
         Self { kind: Kind::Text(text, Some(track)), lines: Lines::NONE }
     }
 
+    /// The response of a service whose requests are neither counted nor logged with those of the gateway.
+    pub(super) fn untracked(text: Bytes) -> Self {
+        Self { kind: Kind::Text(text, None), lines: Lines::NONE }
+    }
+
     pub(super) fn tunnel(tunnel: Tunnel) -> Self {
         Self { kind: Kind::Tunnel(Some(Box::new(tunnel))), lines: Lines::NONE }
     }

@@ -15,6 +15,7 @@ pub(crate) mod fuzzing;
 mod health;
 mod http1;
 mod kept;
+pub(crate) mod own_service;
 mod pool;
 mod problem;
 mod proxy_protocol;
