@@ -54,12 +54,13 @@ pub enum StoreError {
 /// What a limit does while its store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
-    /// Lets every call pass.
+    /// Lets every call pass: nobody who is within the limit is rejected because the store is away.
+    #[default]
     Open,
     /// Refuses every call.
     Closed,
-    /// Decides in this process by its share of the limit: [`Limit::divided_among`] the nodes that use the store.
-    #[default]
+    /// Decides in this process by its share of the limit: [`Limit::divided_among`] the nodes that use the store. A caller
+    /// whose requests reach the nodes unevenly is rejected before it has used its whole limit.
     Local,
 }
 
@@ -120,6 +121,19 @@ pub trait Store: Send + Sync {
         None
     }
 
+    /// As [`charge`](Self::charge), for a decision that no request waits for, such as that of a dark limiter.
+    ///
+    /// The store accepts the decision when the future is first polled. Decisions and releases of one key that are sent by
+    /// this method and by [`give_back_in_order`](Self::give_back_in_order) take effect in the order in which they were
+    /// accepted.
+    fn charge_in_order(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Verdict, StoreError>> + Send {
+        self.charge(charges, at)
+    }
+
     /// Does one thing to one limit of one key.
     fn apply(
         &self,
@@ -141,6 +155,15 @@ pub trait Store: Send + Sync {
 
     /// Gives a lease back without waiting: for those who cannot, because they are being dropped.
     fn give_back(&self, charge: Charge<'_>);
+
+    /// Gives back a lease whose [`charge_in_order`](Self::charge_in_order) has no answer yet. The release takes effect after
+    /// that charge and before charges that are sent later. False if the store cannot accept it now: then the lease must be
+    /// given back by [`give_back`](Self::give_back) once the charge was answered.
+    #[must_use]
+    fn give_back_in_order(&self, charge: Charge<'_>) -> bool {
+        let _ = charge;
+        false
+    }
 
     /// Whether this key's decisions can be had at this moment, as far as is known. If not, asking is a waste of time.
     fn answers_for(&self, _key: KeyRef<'_>) -> bool {

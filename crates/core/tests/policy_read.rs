@@ -855,7 +855,7 @@ fn costs_modes_and_ways_to_fail_are_read_as_they_are_written() {
         assert_eq!(one(&format!("mode: {}", mode.name())).mode, mode);
         assert_eq!(read(&format!("mode: {}\nlimiters: {{}}", mode.name())).mode(), mode);
     }
-    assert_eq!(one("cost: 1").on_store_failure, OnFailure::Local);
+    assert_eq!(one("cost: 1").on_store_failure, OnFailure::Open);
     for (word, way) in [("open", OnFailure::Open), ("closed", OnFailure::Closed), ("local", OnFailure::Local)]
     {
         assert_eq!(one(&format!("on_store_failure: {word}")).on_store_failure, way);

@@ -5,8 +5,8 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tollgate::{Failsafe, JwtTokens, Limiter, MemoryStore, PolicyError};
-use tollgate_core::policy::{Mistakes, NoTokens, Policy, Surroundings, schema};
+use tollgate::{Failsafe, JwtTokens, Limiter, MemoryStore, OnFailure, PolicyError};
+use tollgate_core::policy::{Kind, Mistakes, NoTokens, Policy, Surroundings, schema};
 use tollgate_redis::RedisStore;
 
 use crate::gateway::Certificates;
@@ -51,6 +51,9 @@ pub fn run(
             let plans = count(policy.plans().len(), "plan");
             let warned = count(warnings.warning_count(), "warning");
             writeln!(out, "{name}: {limiters}, {plans}, {classes}; {warned}")?;
+            if let Some(modes) = without_store(&policy) {
+                writeln!(out, "{modes}")?;
+            }
             Ok(true)
         }
         Err(mistakes) => {
@@ -58,6 +61,30 @@ pub fn run(
             Ok(false)
         }
     }
+}
+
+/// What the limiters do while a shared store is away. None for a store in memory, which never is.
+fn without_store(policy: &Policy) -> Option<String> {
+    policy.store().url.as_ref()?;
+    let modes = [
+        (OnFailure::Open, "lets requests pass", "let requests pass"),
+        (OnFailure::Local, "decides by this node's share", "decide by this node's share"),
+        (OnFailure::Closed, "rejects requests with 503", "reject requests with 503"),
+    ];
+    let clauses: Vec<String> = modes
+        .into_iter()
+        .filter_map(|(mode, one_does, several_do)| {
+            let limiters =
+                policy.limiters().iter().filter(|limiter| !matches!(limiter.kind, Kind::Worker(_)));
+            let names: Vec<&str> = limiters
+                .filter(|limiter| limiter.on_store_failure == mode)
+                .map(|limiter| &*limiter.name)
+                .collect();
+            let does = if names.len() == 1 { one_does } else { several_do };
+            (!names.is_empty()).then(|| format!("{} {does}", names.join(", ")))
+        })
+        .collect();
+    (!clauses.is_empty()).then(|| format!("while the store is away: {}", clauses.join("; ")))
 }
 
 /// Prints the JSON Schema of policy files.

@@ -84,6 +84,14 @@ impl Store for AnyStore {
         either!(self, store => Store::charge(store, charges, at).await)
     }
 
+    async fn charge_in_order(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> Result<Verdict, StoreError> {
+        either!(self, store => Store::charge_in_order(store, charges, at).await)
+    }
+
     #[inline]
     fn charge_at_once(
         &self,
@@ -114,6 +122,10 @@ impl Store for AnyStore {
     #[inline]
     fn give_back(&self, charge: Charge<'_>) {
         either!(self, store => store.give_back(charge));
+    }
+
+    fn give_back_in_order(&self, charge: Charge<'_>) -> bool {
+        either!(self, store => store.give_back_in_order(charge))
     }
 
     fn answers_for(&self, key: KeyRef<'_>) -> bool {

@@ -84,6 +84,26 @@ fn a_good_policy_is_told_so_in_one_line() {
 }
 
 #[test]
+fn what_limiters_do_while_the_store_is_away_is_printed() {
+    let text = "\
+store: { url: 'redis://127.0.0.1:6379', secret: 0123456789abcdef }
+limiters:
+  rate: { rate: 5/s, per: global }
+  few: { concurrency: 5, per: global }
+  logins: { rate: 5/min, per: global, on_store_failure: closed }
+  searches: { rate: 5/min, per: global, on_store_failure: local }
+  boxes: { workers: {} }
+";
+    let (code, out, _) = check_input(text.as_bytes());
+    let expected = "while the store is away: rate, few let requests pass; searches decides by this node's share; \
+                    logins rejects requests with 503\n";
+    assert_eq!(code, 0);
+    assert!(out.ends_with(expected), "{out}");
+    let (_, out, _) = check_input(GOOD.as_bytes());
+    assert!(!out.contains("away"), "a store in memory never is: {out}");
+}
+
+#[test]
 fn every_mistake_is_told_with_the_name_of_the_file() {
     let text = "store: redis://cache:99999\nlimiters:\n  a: { rat: 5/s }\n  b: { rate: 0/s }\n";
     let dir = folder("wrong", &[("wrong.yaml", text.as_bytes())]);

@@ -37,6 +37,8 @@ use crate::memory::MemoryStore;
 ///
 /// # What an outage can let through
 ///
+/// With [`Open`](OnFailure::Open), which is the default, everything passes.
+///
 /// With [`Local`](OnFailure::Local), every node goes on by itself with its share of the limit: the limit divided by
 /// the number of nodes that the shared store last knew. Shares begin unused, so in an outage of length *P* all nodes
 /// together let at most the limit's burst and *P* times its rate through, besides what had passed before: once the
@@ -264,9 +266,55 @@ impl<S: Store> Failsafe<S> {
         Verdict { degraded: alone.into_iter().filter_map(mark).collect(), ..verdict }
     }
 
-    async fn ask_shared(&self, charges: &[Known<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
+    async fn ask_shared(
+        &self,
+        charges: &[Known<'_>],
+        at: Option<Timestamp>,
+        in_order: bool,
+    ) -> Result<Verdict, StoreError> {
         let charges: Vec<_> = charges.iter().map(|(guarded, charge)| in_shared(guarded, *charge)).collect();
-        self.shared.charge(&charges, at).await
+        match in_order {
+            true => self.shared.charge_in_order(&charges, at).await,
+            false => self.shared.charge(&charges, at).await,
+        }
+    }
+
+    /// Decides in the shared store, and without it whatever it does not answer.
+    async fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+        in_order: bool,
+    ) -> Result<Verdict, StoreError> {
+        let known = charges.iter().map(|charge| Ok((self.guarded(charge.rule)?, *charge)));
+        let known = known.collect::<Result<Vec<Known<'_>>, StoreError>>()?;
+        let is_here = |(_, charge): &Known<'_>| self.shared.answers_for(charge.key);
+        if known.iter().all(is_here) {
+            return Ok(match self.ask_shared(&known, at, in_order).await {
+                Ok(verdict) => verdict,
+                Err(_) => self.all_alone(&known, at),
+            });
+        }
+        // Those whose part of the store answers are still decided there. The others go first: what they take can be
+        // given back at once.
+        let (here, away): (Vec<_>, Vec<_>) =
+            known.iter().cloned().enumerate().partition(|(_, known)| is_here(known));
+        let ((places_here, here), (places_away, away)) = (unzip(here), unzip(away));
+        let (alone, when) = self.decide_alone(&away, at);
+        let mut outcomes = vec![UNASKED; known.len()];
+        if !here.is_empty() && alone.iter().all(|outcome| outcome.allowed) {
+            let taken = Taken { by: self, charges: &away, when, at };
+            let Ok(verdict) = self.ask_shared(&here, at, in_order).await else {
+                drop(taken);
+                return Ok(self.all_alone(&known, at));
+            };
+            if verdict.allowed {
+                taken.keep();
+            }
+            put(&mut outcomes, &places_here, verdict.outcomes);
+        }
+        put(&mut outcomes, &places_away, alone);
+        Ok(self.marked(Verdict::of(outcomes), &known, places_away))
     }
 
     /// Does something to a lease where it was taken: here in an outage, or in the shared store. Nothing, if it is not
@@ -384,35 +432,15 @@ impl<S: Store> Store for Failsafe<S> {
     }
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        let known = charges.iter().map(|charge| Ok((self.guarded(charge.rule)?, *charge)));
-        let known = known.collect::<Result<Vec<Known<'_>>, StoreError>>()?;
-        let is_here = |(_, charge): &Known<'_>| self.shared.answers_for(charge.key);
-        if known.iter().all(is_here) {
-            return Ok(match self.ask_shared(&known, at).await {
-                Ok(verdict) => verdict,
-                Err(_) => self.all_alone(&known, at),
-            });
-        }
-        // Those whose part of the store answers are still decided there. The others go first: what they take can be
-        // given back at once.
-        let (here, away): (Vec<_>, Vec<_>) =
-            known.iter().cloned().enumerate().partition(|(_, known)| is_here(known));
-        let ((places_here, here), (places_away, away)) = (unzip(here), unzip(away));
-        let (alone, when) = self.decide_alone(&away, at);
-        let mut outcomes = vec![UNASKED; known.len()];
-        if !here.is_empty() && alone.iter().all(|outcome| outcome.allowed) {
-            let taken = Taken { by: self, charges: &away, when, at };
-            let Ok(verdict) = self.ask_shared(&here, at).await else {
-                drop(taken);
-                return Ok(self.all_alone(&known, at));
-            };
-            if verdict.allowed {
-                taken.keep();
-            }
-            put(&mut outcomes, &places_here, verdict.outcomes);
-        }
-        put(&mut outcomes, &places_away, alone);
-        Ok(self.marked(Verdict::of(outcomes), &known, places_away))
+        self.decide(charges, at, false).await
+    }
+
+    async fn charge_in_order(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> Result<Verdict, StoreError> {
+        self.decide(charges, at, true).await
     }
 
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
@@ -476,6 +504,11 @@ impl<S: Store> Store for Failsafe<S> {
         if self.on_own_lease(&guarded, Op::Refund, charge, None).is_none() {
             self.shared.give_back(in_shared(&guarded, charge));
         }
+    }
+
+    fn give_back_in_order(&self, charge: Charge<'_>) -> bool {
+        self.guarded(charge.rule)
+            .is_ok_and(|guarded| self.shared.give_back_in_order(in_shared(&guarded, charge)))
     }
 
     fn answers_for(&self, key: KeyRef<'_>) -> bool {

@@ -183,7 +183,7 @@ fn each_limit_does_what_it_was_told_and_the_verdict_says_so() {
 #[test]
 fn when_the_store_is_back_it_is_exact_again_and_the_outage_is_forgotten() {
     let world = world(2);
-    let rule = world.store.define("per user", per_hour(100)).unwrap();
+    let rule = world.store.define_with("per user", per_hour(100), OnFailure::Local).unwrap();
     assert!(world.charge(&[(rule, "a", 60)]).allowed);
     world.fail(true);
     assert_eq!(world.admitted(rule, "a"), 50);
@@ -198,7 +198,7 @@ fn when_the_store_is_back_it_is_exact_again_and_the_outage_is_forgotten() {
 #[test]
 fn the_number_of_nodes_may_change_in_an_outage_and_nobody_gets_a_fresh_share() {
     let world = world(10);
-    let rule = world.store.define("per user", per_hour(100)).unwrap();
+    let rule = world.store.define_with("per user", per_hour(100), OnFailure::Local).unwrap();
     world.fail(true);
     assert_eq!(world.admitted(rule, "a"), 10);
     world.health.nodes.store(5, Ordering::Relaxed);
@@ -210,7 +210,7 @@ fn the_number_of_nodes_may_change_in_an_outage_and_nobody_gets_a_fresh_share() {
 #[test]
 fn a_call_that_costs_more_than_a_share_takes_the_whole_share() {
     let world = world(10);
-    let rule = world.store.define("per user", per_hour(100)).unwrap();
+    let rule = world.store.define_with("per user", per_hour(100), OnFailure::Local).unwrap();
     world.fail(true);
     let never = world.charge(&[(rule, "a", 101)]);
     assert!(!never.allowed && never.retry_after.is_none(), "more than the limit is never allowed");
@@ -225,8 +225,8 @@ fn a_call_that_costs_more_than_a_share_takes_the_whole_share() {
 #[test]
 fn only_the_keys_of_the_part_that_is_away_are_decided_here() {
     let world = world(2);
-    let user = world.store.define("per user", per_hour(10)).unwrap();
-    let tenant = world.store.define("per tenant", per_hour(8)).unwrap();
+    let user = world.store.define_with("per user", per_hour(10), OnFailure::Local).unwrap();
+    let tenant = world.store.define_with("per tenant", per_hour(8), OnFailure::Local).unwrap();
     world.lose_keys_that_are_away(true);
     let call = || world.charge(&[(user, "alice", 1), (tenant, "away acme", 1)]);
     let passed = (0..20).filter(|_| call().allowed).count();
@@ -263,7 +263,7 @@ fn only_the_keys_of_the_part_that_is_away_are_decided_here() {
 #[test]
 fn a_store_that_is_known_to_be_away_is_not_asked() {
     let world = world(1);
-    let rule = world.store.define("per user", per_hour(10)).unwrap();
+    let rule = world.store.define_with("per user", per_hour(10), OnFailure::Local).unwrap();
     world.lose_keys_that_are_away(true);
     assert_eq!(world.admitted(rule, "away"), 10);
     assert_eq!(world.left(rule, "away"), 0);
@@ -273,7 +273,10 @@ fn a_store_that_is_known_to_be_away_is_not_asked() {
 #[test]
 fn a_lease_goes_back_to_where_it_was_taken() {
     let world = world(2);
-    let rule = world.store.define("in progress", Limit::leases(4, Nanos::from_secs(60)).unwrap()).unwrap();
+    let rule = world
+        .store
+        .define_with("in progress", Limit::leases(4, Nanos::from_secs(60)).unwrap(), OnFailure::Local)
+        .unwrap();
     let charge =
         |lease| Charge { rule, key: "alice".into(), ask: Ask { lease: LeaseId(lease), ..Ask::from(1) } };
     let take = |lease| now(world.store.charge(&[charge(lease)], None)).unwrap().allowed;
@@ -298,7 +301,7 @@ fn a_lease_goes_back_to_where_it_was_taken() {
 #[test]
 fn nothing_but_a_rule_of_another_store_is_an_error() {
     let world = world(1);
-    let rule = world.store.define("per user", per_hour(10)).unwrap();
+    let rule = world.store.define_with("per user", per_hour(10), OnFailure::Local).unwrap();
     world.fail(true);
     let charge = Charge { rule, key: "alice".into(), ask: Ask::from(1) };
     for op in [Op::Charge, Op::Estimate, Op::Refund, Op::Undo, Op::Renew] {
@@ -333,7 +336,10 @@ fn changing_a_limit_leaves_its_twin_with_another_way_of_failing_as_it_was() {
 #[test]
 fn a_lease_that_is_given_back_in_an_outage_goes_back_to_the_store_that_holds_it() {
     let world = world(2);
-    let rule = world.store.define("in progress", Limit::leases(4, Nanos::from_secs(60)).unwrap()).unwrap();
+    let rule = world
+        .store
+        .define_with("in progress", Limit::leases(4, Nanos::from_secs(60)).unwrap(), OnFailure::Local)
+        .unwrap();
     let charge =
         |lease| Charge { rule, key: "away".into(), ask: Ask { lease: LeaseId(lease), ..Ask::from(1) } };
     let take = |lease| now(world.store.charge(&[charge(lease)], None)).unwrap().allowed;
@@ -351,10 +357,12 @@ fn a_lease_that_is_given_back_in_an_outage_goes_back_to_the_store_that_holds_it(
 #[test]
 fn a_caller_that_goes_away_while_another_part_is_asked_leaves_nothing_behind_here() {
     let world = world(1);
-    let progress =
-        world.store.define("in progress", Limit::leases(1, Nanos::from_secs(60)).unwrap()).unwrap();
-    let rate = world.store.define("per tenant", per_hour(8)).unwrap();
-    let user = world.store.define("per user", per_hour(10)).unwrap();
+    let progress = world
+        .store
+        .define_with("in progress", Limit::leases(1, Nanos::from_secs(60)).unwrap(), OnFailure::Local)
+        .unwrap();
+    let rate = world.store.define_with("per tenant", per_hour(8), OnFailure::Local).unwrap();
+    let user = world.store.define_with("per user", per_hour(10), OnFailure::Local).unwrap();
     world.lose_keys_that_are_away(true);
     world.health.hangs.store(1, Ordering::Relaxed);
     let charges = |lease| {
@@ -420,7 +428,7 @@ fn a_shared_store_without_a_failsafe_does_not_pretend_to_close() {
     use tollgate::{Limiter, PolicyError};
     let bare = || Fragile { store: MemoryStore::new(), health: Arc::default() };
     let policy = |how: &str| format!("limiters: {{ logins: {{ rate: 5/min, per: global{how} }} }}");
-    for (how, said) in [(", on_store_failure: closed", "closed"), ("", "local")] {
+    for (how, said) in [(", on_store_failure: closed", "closed"), (", on_store_failure: local", "local")] {
         let error = Limiter::builder().store(bare()).policy(&policy(how)).build().unwrap_err();
         assert!(matches!(&error, PolicyError::Unguarded { wanted, .. } if *wanted == said), "{error}");
         let said = format!("\"logins\" has `on_store_failure: {said}`");
@@ -431,7 +439,7 @@ fn a_shared_store_without_a_failsafe_does_not_pretend_to_close() {
             "never away"
         );
     }
-    let open = Limiter::builder().store(bare()).policy(&policy(", on_store_failure: open")).build().unwrap();
+    let open = Limiter::builder().store(bare()).policy(&policy("")).build().unwrap();
     assert!(open.reload_text(&policy(", on_store_failure: closed")).is_err(), "nor does a reload");
     assert!(Limiter::builder().store(bare()).policy("limiters: { w: { workers: {} } }").build().is_ok());
 }
@@ -442,8 +450,7 @@ fn a_shared_store_without_a_failsafe_does_not_pretend_to_close() {
 fn places_come_back_to_where_they_were_taken_also_where_the_store_is_nobody_elses() {
     let World { store, health, clock } = world(1);
     health.is_alone.store(1, Ordering::Relaxed);
-    let policy =
-        "limiters: { fleet: { fleet: 2, reserve: 0%, for: get }, own: { concurrency: 2, per: global } }";
+    let policy = "limiters: { fleet: { fleet: 2, reserve: 0%, for: get, on_store_failure: local }, own: { concurrency: 2, per: global, on_store_failure: local } }";
     let limiter = tollgate::Limiter::builder().store(store).clock(clock).policy(policy).build().unwrap();
     let facts = tollgate::Facts { method: "POST", path: "/", ..tollgate::Facts::default() };
     let admit = || now(limiter.admit(&facts));
@@ -457,4 +464,18 @@ fn places_come_back_to_where_they_were_taken_also_where_the_store_is_nobody_else
         assert!(both.iter().all(Result::is_ok), "{round}: nothing else is in progress");
         assert!(admit().is_err(), "{round}: two are");
     }
+}
+
+#[cfg(feature = "policy")]
+#[test]
+fn with_all_load_on_one_of_two_nodes_nobody_within_the_limit_is_rejected() {
+    let World { store, health, clock } = world(2);
+    let policy = "limiters: { rate: { rate: 100/h, per: global }, few: { concurrency: 20, per: global } }";
+    let limiter = tollgate::Limiter::builder().store(store).clock(clock).policy(policy).build().unwrap();
+    let admit = || now(limiter.admit(&tollgate::Facts::default()));
+    health.fails.store(1, Ordering::Relaxed);
+    let in_progress: Vec<_> = (0..20).map(|_| admit()).collect();
+    assert!(in_progress.iter().all(Result::is_ok), "20 of 20 in progress");
+    drop(in_progress);
+    assert!((20..100).all(|_| admit().is_ok()), "100 of 100 in an hour");
 }

@@ -198,7 +198,7 @@ impl Inner {
     /// Whether the store has heard it.
     async fn announce(&self) -> bool {
         let (tag, message) = self.to_nodes(Act::Charge);
-        let answer = self.link.call(tag, message, None, self.link.deadline()).await;
+        let answer = self.link.call(tag, message, None, self.link.deadline(), false).await;
         let outcome = answer.ok().and_then(|answer| answer.claim().outcomes().next());
         outcome.map(|outcome| self.nodes.heard(outcome)).is_some()
     }
@@ -206,8 +206,10 @@ impl Inner {
     async fn look_at_marks(&self) {
         let deadline = self.link.deadline();
         let look = |tag| async move {
-            let answer =
-                self.link.call(tag, self.marks.message(&self.names, tag, Act::Charge), None, deadline).await;
+            let answer = self
+                .link
+                .call(tag, self.marks.message(&self.names, tag, Act::Charge), None, deadline, false)
+                .await;
             answer.is_ok_and(|answer| self.marks.heard(tag, &answer.claim()))
         };
         if join_all(self.marks.next_tags(self.link.has_slots()).map(look)).await.contains(&true) {
@@ -244,7 +246,7 @@ impl Inner {
         let reply = if on_lease {
             self.link.chore(tag, message, at, Nature::REPEATABLE, deadline).await?
         } else {
-            self.link.call(tag, message, at, deadline).await?.claim()
+            self.link.call(tag, message, at, deadline, false).await?.claim()
         };
         self.link.counts().decided.add(1);
         Ok(reply)
@@ -282,6 +284,57 @@ impl Inner {
         message
     }
 
+    /// Decides charges of one call, all or nothing; `in_order` as [`Link::call`] says.
+    async fn charge(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+        in_order: bool,
+    ) -> Result<Verdict, StoreError> {
+        let deadline = self.link.deadline();
+        let mut merged: SmallVec<[Part; 3]> = SmallVec::new();
+        let mut places: SmallVec<[usize; 8]> = SmallVec::new();
+        for charge in charges {
+            let known = self.rule(charge.rule)?;
+            let subject = self.names.subject(charge.key);
+            let leased = known.parameters.room().is_leased();
+            let same = |part: &Part| {
+                part.rule == charge.rule
+                    && part.subject == subject
+                    && (!leased || part.ask.lease == charge.ask.lease)
+            };
+            match merged.iter_mut().enumerate().find(|(_, part)| same(part)) {
+                Some((place, part)) => {
+                    part.ask.cost = part.ask.cost.saturating_add(charge.ask.cost);
+                    places.push(place);
+                }
+                None => {
+                    places.push(merged.len());
+                    merged.push(Part { rule: charge.rule, known, subject, ask: charge.ask });
+                }
+            }
+        }
+        if merged.len() > MAX_ITEMS {
+            let problem = format!("a call may have {MAX_ITEMS} limits, not {}", merged.len());
+            return Err(StoreError::Unavailable(problem));
+        }
+        let apart = |pair: &[Part]| matches!(pair, [a, b] if a.tag() != b.tag());
+        let outcomes = match merged.first() {
+            None => Vec::new(),
+            Some(_) if self.link.has_slots() && merged.windows(2).any(apart) => {
+                self.charge_by_slot(&merged, at, deadline, in_order).await?
+            }
+            Some(first) => {
+                let message = self.message(Act::Charge, merged.iter());
+                let reply = self.link.call(first.tag(), message, at, deadline, in_order).await?.claim();
+                self.saw(&reply);
+                reply.outcomes().collect()
+            }
+        };
+        self.link.counts().decided.add(1);
+        Ok(Verdict::of(places.into_iter().filter_map(|place| outcomes.get(place).copied()).collect()))
+    }
+
     /// Charges that live in different slots: the first subject's own, because it refuses most often and then nobody else
     /// is troubled, then the rest side by side. What was taken goes back when another refuses or does not answer.
     async fn charge_by_slot(
@@ -289,6 +342,7 @@ impl Inner {
         parts: &[Part],
         at: Option<Timestamp>,
         deadline: Instant,
+        in_order: bool,
     ) -> Result<Vec<Outcome>, StoreError> {
         let mut groups: Vec<(u8, Vec<usize>)> = Vec::new();
         for (index, part) in parts.iter().enumerate() {
@@ -304,7 +358,7 @@ impl Inner {
         let Some((first, rest)) = groups.split_first() else { return Ok(Vec::new()) };
         for some in [std::slice::from_ref(first), rest] {
             let answers = some.iter().map(|(tag, group)| {
-                self.link.call(*tag, self.message(Act::Charge, of(group).into_iter()), at, deadline)
+                self.link.call(*tag, self.message(Act::Charge, of(group).into_iter()), at, deadline, in_order)
             });
             for (group, answer) in some.iter().zip(join_all(answers).await) {
                 match answer {
@@ -444,49 +498,15 @@ impl Store for RedisStore {
     }
 
     async fn charge(&self, charges: &[Charge<'_>], at: Option<Timestamp>) -> Result<Verdict, StoreError> {
-        let inner = &*self.inner;
-        let deadline = inner.link.deadline();
-        let mut merged: SmallVec<[Part; 3]> = SmallVec::new();
-        let mut places: SmallVec<[usize; 8]> = SmallVec::new();
-        for charge in charges {
-            let known = inner.rule(charge.rule)?;
-            let subject = inner.names.subject(charge.key);
-            let leased = known.parameters.room().is_leased();
-            let same = |part: &Part| {
-                part.rule == charge.rule
-                    && part.subject == subject
-                    && (!leased || part.ask.lease == charge.ask.lease)
-            };
-            match merged.iter_mut().enumerate().find(|(_, part)| same(part)) {
-                Some((place, part)) => {
-                    part.ask.cost = part.ask.cost.saturating_add(charge.ask.cost);
-                    places.push(place);
-                }
-                None => {
-                    places.push(merged.len());
-                    merged.push(Part { rule: charge.rule, known, subject, ask: charge.ask });
-                }
-            }
-        }
-        if merged.len() > MAX_ITEMS {
-            let problem = format!("a call may have {MAX_ITEMS} limits, not {}", merged.len());
-            return Err(StoreError::Unavailable(problem));
-        }
-        let apart = |pair: &[Part]| matches!(pair, [a, b] if a.tag() != b.tag());
-        let outcomes = match merged.first() {
-            None => Vec::new(),
-            Some(_) if inner.link.has_slots() && merged.windows(2).any(apart) => {
-                inner.charge_by_slot(&merged, at, deadline).await?
-            }
-            Some(first) => {
-                let message = inner.message(Act::Charge, merged.iter());
-                let reply = inner.link.call(first.tag(), message, at, deadline).await?.claim();
-                inner.saw(&reply);
-                reply.outcomes().collect()
-            }
-        };
-        inner.link.counts().decided.add(1);
-        Ok(Verdict::of(places.into_iter().filter_map(|place| outcomes.get(place).copied()).collect()))
+        self.inner.charge(charges, at, false).await
+    }
+
+    async fn charge_in_order(
+        &self,
+        charges: &[Charge<'_>],
+        at: Option<Timestamp>,
+    ) -> Result<Verdict, StoreError> {
+        self.inner.charge(charges, at, true).await
     }
 
     async fn apply(&self, op: Op, charge: Charge<'_>, at: Option<Timestamp>) -> Result<Outcome, StoreError> {
@@ -516,6 +536,13 @@ impl Store for RedisStore {
         let subject = self.inner.names.subject(charge.key);
         let message = known.message(&self.inner.names, subject, Act::Refund, charge.ask);
         self.inner.link.chore_later(subject.tag(), message);
+    }
+
+    fn give_back_in_order(&self, charge: Charge<'_>) -> bool {
+        let Ok(known) = self.inner.rule(charge.rule) else { return false };
+        let subject = self.inner.names.subject(charge.key);
+        let message = known.message(&self.inner.names, subject, Act::Refund, charge.ask);
+        self.inner.link.release_in_order(subject.tag(), message)
     }
 
     fn answers_for(&self, key: KeyRef<'_>) -> bool {

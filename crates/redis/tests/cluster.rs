@@ -227,7 +227,7 @@ async fn one_primary_away(with_first_tag: bool, lose: impl FnOnce(&mut RedisServ
     const HELD_UP: usize = 10;
     let mut cluster = Cluster::start(Flavour::Redis);
     let node = node(&cluster.url()).await;
-    let rule = node.define("per user", once(LIMIT)).unwrap();
+    let rule = define_local(&node, "per user", once(LIMIT));
     let shards = subjects(&cluster, &*node, rule, 2).await;
     let victim = a_shard(&cluster, with_first_tag);
     let loads: Vec<_> = shards
@@ -318,7 +318,7 @@ async fn one_shard_lost(with_first_tag: bool) {
     let mut cluster = Cluster::start(Flavour::Redis);
     // Those who listen nowhere need no deadline to be found out, and a busy machine must not be taken for one of them.
     let node = Failsafe::new(store(&cluster).await);
-    let rule = node.define("per user", once(100)).unwrap();
+    let rule = define_local(&node, "per user", once(100));
     let shards = subjects(&cluster, &node, rule, 3).await;
     let victim = a_shard(&cluster, with_first_tag);
     let lost = &shards[&victim];
@@ -524,7 +524,7 @@ async fn slots_move(half: Duration) {
     let cluster = Cluster::start(Flavour::Redis);
     // Nobody is in a hurry here: what is looked at is that nothing is lost and nothing is charged twice.
     let node = Arc::new(Failsafe::new(store(&cluster).await));
-    let rule = node.define("per user", once(LIMIT)).unwrap();
+    let rule = define_local(&node, "per user", once(LIMIT));
     let first = place(&cluster, &*node, rule, "alice").await;
     // Another one in the same slot, so that calls carry keys of which one has moved and the other has not.
     let mut second = None;
@@ -564,7 +564,7 @@ async fn slots_move(half: Duration) {
 async fn a_cluster_of_which_every_node_was_killed_and_restarted_is_found_again() {
     let mut cluster = Cluster::start(Flavour::Redis);
     let node = patient_node(&cluster.url()).await;
-    let rule = node.define("per user", once(50)).unwrap();
+    let rule = define_local(&node, "per user", once(50));
     assert_eq!(admitted(&*node, rule, "alice").await, 50);
     let load = Load::start(&node, rule, "alice", 4);
     cluster.nodes_mut().iter_mut().for_each(RedisServer::kill);
@@ -604,9 +604,9 @@ async fn a_shard_that_hangs_keeps_no_places_of_others_from_coming_back() {
     let store = RedisStore::builder(cluster.url()).secret("s").deadline(DEADLINE).build().unwrap();
     store.ready().await.unwrap();
     let node = Failsafe::new(store);
-    let found = node.define("per user", once(100)).unwrap();
+    let found = define_local(&node, "per user", once(100));
     let shards = subjects(&cluster, &node, found, 40).await;
-    let rule = node.define("in progress", leases(1)).unwrap();
+    let rule = define_local(&node, "in progress", leases(1));
     fn place(rule: Rule, name: &str, id: u128) -> Charge<'_> {
         Charge { rule, key: name.into(), ask: lease(id) }
     }

@@ -28,7 +28,7 @@ async fn a_server_that_is_absent_at_the_start_is_done_without_and_found_when_it_
     let node = unready_node(&server.url());
     let error = node.shared().ready().await.unwrap_err().to_string();
     assert!(error.contains("refused"), "{error}");
-    let rule = node.define("per user", once(10)).unwrap();
+    let rule = define_local(&node, "per user", once(10));
     let verdict = charge(&*node, rule, "alice").await;
     assert!(verdict.allowed && !verdict.degraded.is_empty());
     let health = node.shared().health();
@@ -198,8 +198,8 @@ async fn a_decision_whose_caller_goes_away_is_charged_once_at_most_and_its_lease
     let proxy = Proxy::in_front_of(server.port());
     proxy.delay(Duration::from_millis(3));
     let node = patient_node(&proxy.url()).await;
-    let rate = node.define("rate", once(1_000_000)).unwrap();
-    let progress = node.define("in progress", leases(1_000_000)).unwrap();
+    let rate = define_local(&node, "rate", once(1_000_000));
+    let progress = define_local(&node, "in progress", leases(1_000_000));
     let mut ids = 0;
     for polls in 0..400_u64 {
         let tasks = (0..8).map(|task| {
@@ -324,7 +324,7 @@ async fn a_failover_to_a_replica_that_lags_gives_back_what_it_had_not_heard_of_a
     until("the replica is online", || primary.command(&["INFO", "replication"]).contains("state=online"))
         .await;
     let node = patient_node(&primary.url()).await;
-    let rule = node.define("per user", once(100)).unwrap();
+    let rule = define_local(&node, "per user", once(100));
     for _ in 0..40 {
         assert!(charge(&*node, rule, "alice").await.degraded.is_empty());
     }
@@ -352,7 +352,7 @@ async fn a_failover_to_a_replica_that_lags_gives_back_what_it_had_not_heard_of_a
 async fn a_script_that_is_flushed_under_load_is_sent_again_and_charges_once() {
     let server = RedisServer::start();
     let node = patient_node(&server.url()).await;
-    let rule = node.define("per user", once(2000)).unwrap();
+    let rule = define_local(&node, "per user", once(2000));
     let load = Load::start(&node, rule, "alice", 64);
     let before = node.shared().stats().script_loads;
     for _ in 0..50 {
@@ -373,7 +373,7 @@ async fn a_script_that_is_flushed_under_load_is_sent_again_and_charges_once() {
 /// A server that refuses in its own words is done without, and found again.
 async fn refusal(server: &RedisServer, refuse: impl FnOnce(), agree: impl FnOnce(), says: &str) {
     let node = node(&server.url()).await;
-    let local = node.define("local", once(10)).unwrap();
+    let local = define_local(&node, "local", once(10));
     let closed = node.define_with("closed", once(10), OnFailure::Closed).unwrap();
     assert!(charge(&*node, local, "alice").await.degraded.is_empty());
     refuse();
@@ -509,9 +509,9 @@ async fn eviction_is_warned_of_and_survived() {
         warnings.iter().any(|warning| warning.contains("maxmemory-policy is allkeys-lru")),
         "{warnings:?}"
     );
-    let rates = node.define("rate", once(5)).unwrap();
-    let log = node.define("log", Limit::sliding_log(5, Nanos::from_secs(3600)).unwrap()).unwrap();
-    let progress = node.define("in progress", leases(5)).unwrap();
+    let rates = define_local(&node, "rate", once(5));
+    let log = define_local(&node, "log", Limit::sliding_log(5, Nanos::from_secs(3600)).unwrap());
+    let progress = define_local(&node, "in progress", leases(5));
     for round in 0..2000_u128 {
         let (rate, logged) = (format!("rate {}", round % 700), format!("log {}", round % 700));
         let charges = [
@@ -604,7 +604,7 @@ async fn a_call_whose_reply_is_lost_is_not_sent_again() {
     let server = RedisServer::start();
     let proxy = Proxy::in_front_of(server.port());
     let node = node(&proxy.url()).await;
-    let rule = node.define("per user", once(1000)).unwrap();
+    let rule = define_local(&node, "per user", once(1000));
     assert!(charge(&*node, rule, "alice").await.degraded.is_empty());
     let mut lost = 0;
     for _ in 0..10 {
@@ -716,7 +716,7 @@ async fn a_refused_call_writes_nothing_whoever_refuses() {
 async fn leases_are_counted_right_when_one_of_their_two_keys_is_gone() {
     let server = RedisServer::start();
     let node = patient_node(&server.url()).await;
-    let rule = node.define("in progress", leases(3)).unwrap();
+    let rule = define_local(&node, "in progress", leases(3));
     let take = async |id: u128| {
         let charge = Charge { rule, key: "alice".into(), ask: lease(id) };
         node.charge(&[charge], None).await.unwrap()
@@ -743,7 +743,7 @@ async fn leases_are_counted_right_when_one_of_their_two_keys_is_gone() {
 async fn items_of_one_call_that_share_a_state_refuse_together() {
     let server = RedisServer::start();
     let node = patient_node(&server.url()).await;
-    let progress = node.define("in progress", leases(3)).unwrap();
+    let progress = define_local(&node, "in progress", leases(3));
     let many: Vec<_> =
         (0..50).map(|id| Charge { rule: progress, key: "alice".into(), ask: lease(id) }).collect();
     assert!(!node.charge(&many, None).await.unwrap().allowed, "50 leases of 3");
@@ -751,8 +751,8 @@ async fn items_of_one_call_that_share_a_state_refuse_together() {
     assert!(node.charge(&many[..3], None).await.unwrap().allowed);
     assert_eq!(node.in_progress(progress, "alice".into(), None).await.unwrap().other, 3);
     // Two rules of one family are two views of one state.
-    let hour = node.define("per user", Limit::token_bucket(5, 5, Nanos::from_secs(3600)).unwrap()).unwrap();
-    let day = node.define("per user", Limit::token_bucket(5, 5, Nanos::from_secs(86_400)).unwrap()).unwrap();
+    let hour = define_local(&node, "per user", Limit::token_bucket(5, 5, Nanos::from_secs(3600)).unwrap());
+    let day = define_local(&node, "per user", Limit::token_bucket(5, 5, Nanos::from_secs(86_400)).unwrap());
     let both = [hour, day].map(|rule| Charge { rule, key: "bob".into(), ask: Ask::from(1) });
     let mut passed = 0;
     for _ in 0..20 {
@@ -783,7 +783,7 @@ async fn no_weight_of_a_lease_keeps_the_server_from_others() {
 async fn a_key_that_somebody_made_something_else_is_taken_back_and_disturbs_nobody() {
     let server = RedisServer::start();
     let node = patient_node(&server.url()).await;
-    let rule = node.define("per user", once(10)).unwrap();
+    let rule = define_local(&node, "per user", once(10));
     assert!(charge(&*node, rule, "alice").await.allowed);
     let own: Vec<_> = keys(&server).into_iter().filter(|key| expiry(&server, key) > 60_000).collect();
     server.command(&["DEL", &own[0]]);
@@ -847,7 +847,7 @@ async fn a_set_that_somebody_made_something_else_is_taken_back_and_disturbs_nobo
     }
     assert_eq!((node.stats().local, node.shared().stats().failed), (0, 0));
     // And those who share a call with it.
-    let rule = node.define("in progress", leases(10)).unwrap();
+    let rule = define_local(&node, "in progress", leases(10));
     let names: Vec<String> = (0..200).map(|name| format!("user {name}")).collect();
     let of = |name: &'static str, id| Charge { rule, key: name.into(), ask: lease(id) };
     server.command(&["FLUSHALL"]);
@@ -968,7 +968,7 @@ async fn leases_that_are_given_back_while_packets_vanish_are_given_back() {
     let server = RedisServer::start();
     let proxy = Proxy::in_front_of(server.port());
     let node = node(&proxy.url()).await;
-    let rule = node.define("in progress", leases(1000)).unwrap();
+    let rule = define_local(&node, "in progress", leases(1000));
     let of = |id| Charge { rule, key: "alice".into(), ask: lease(id) };
     for id in 0..200 {
         assert!(node.charge(&[of(id)], None).await.unwrap().degraded.is_empty());
@@ -994,7 +994,7 @@ async fn leases_that_are_given_back_while_packets_vanish_are_given_back() {
 async fn a_primary_that_sentinels_have_replaced_is_left_although_it_lives() {
     let pair = Sentinel::start();
     let node = patient_node(&pair.url()).await;
-    let rule = node.define("per user", once(100_000)).unwrap();
+    let rule = define_local(&node, "per user", once(100_000));
     let load = Load::start(&node, rule, "alice", 16);
     tokio::time::sleep(Duration::from_millis(300)).await;
     pair.failover();

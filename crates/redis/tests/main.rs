@@ -2,7 +2,9 @@
 
 mod cluster;
 mod common;
+mod dark;
 mod exactness;
 mod faults;
+mod recovery;
 mod start;
 mod twin;

@@ -29,7 +29,7 @@ async fn problem(address: &str) -> String {
     let health = node.shared().health();
     let problem = health.problem.unwrap_or_default();
     assert!(health.degraded && error.ends_with(&problem), "{error:?}, and then {problem:?}");
-    let rule = node.define("per user", once(3)).unwrap();
+    let rule = define_local(&node, "per user", once(3));
     assert_eq!(admitted(&*node, rule, "alice").await, 3, "{error}");
     assert!(!charge(&*node, rule, "bob").await.degraded.is_empty());
     error
@@ -256,7 +256,7 @@ async fn enough_rights(address: &str, servers: &[&RedisServer]) {
     until("they are counted", || store.health().nodes == 2).await;
     // What was denied before the rights were given is of no interest. Nothing is denied from now on.
     run(&["ACL", "LOG", "RESET"]);
-    let more = node.define("more", once(5)).unwrap();
+    let more = define_local(&node, "more", once(5));
     assert_eq!(admitted(&*node, more, "alice").await, 5);
     for server in servers {
         assert_eq!(server.command(&["ACL", "LOG"]), "*0\r\n");
@@ -556,7 +556,7 @@ async fn a_node_that_has_never_reached_its_store_keeps_the_share_that_it_was_tol
     let store = RedisStore::builder(server.url()).secret("s").expected_nodes(4).build().unwrap();
     let node = Failsafe::new(store);
     node.shared().ready().await.unwrap_err();
-    let rule = node.define("per user", once(100)).unwrap();
+    let rule = define_local(&node, "per user", once(100));
     assert_eq!(admitted(&node, rule, "alice").await, 25);
 }
 

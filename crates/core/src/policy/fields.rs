@@ -270,7 +270,11 @@ pub(crate) static LIMITER: &[Field] = &[
         "The share of buckets (callers, unless `per` says otherwise) for which it is enforced; for the others it is dark.",
         Share,
     ),
-    field("on_store_failure", "What it does while the store is away.", Words(FAILURES)),
+    field(
+        "on_store_failure",
+        "What it does while the store is away: lets requests pass (open, the default), rejects them (closed), or decides by this process's share of the limit (local).",
+        Words(FAILURES),
+    ),
 ];
 
 pub(crate) static FAILURES: &[&str] = &["open", "closed", "local"];

@@ -16,7 +16,7 @@ use tollgate_core::store::{Charge, OnFailure, Store, StoreError};
 use tollgate_core::{Nanos, Outcome, Outcomes, Timestamp, Verdict};
 
 use super::leases::Lease;
-use super::permit::{Dark, Held, Permit, ask, charge};
+use super::permit::{Dark, Held, HeldInDark, Permit, ask, charge};
 use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
@@ -140,7 +140,7 @@ impl<S: Store + 'static> Shared<S> {
         // What is only watched comes last, and changes nothing.
         let watched = self.watched(held);
         held.bill = Bill::of(held);
-        if !watched.is_empty() {
+        for watched in watched {
             let shared = Arc::clone(self);
             let watching = Watching {
                 running: Arc::clone(&held.running),
@@ -150,7 +150,7 @@ impl<S: Store + 'static> Shared<S> {
                 at: held.at,
                 dark: held.dark.clone(),
             };
-            self.aside(async move { shared.watch(watching, watched).await });
+            self.aside(async move { shared.watch(&watching, &watched).await });
         }
         Ok(permit)
     }
@@ -176,6 +176,7 @@ impl<S: Store + 'static> Shared<S> {
             keys,
             outcomes: Outcomes::new(),
             degraded: false,
+            ungranted: SmallVec::new(),
             delay: Nanos::ZERO,
             renewed: None,
             bill: None,
@@ -242,6 +243,7 @@ impl<S: Store + 'static> Shared<S> {
                 limiter.count(held.class, |counts| &counts.degraded);
             }
         }
+        held.ungranted = passed_open(&verdict).collect();
         held.delay = verdict.delay;
         held.outcomes = verdict.outcomes.into();
         if verdict.allowed { Ok(()) } else { Err(refused(held, &verdict.degraded)) }
@@ -266,8 +268,9 @@ impl<S: Store + 'static> Shared<S> {
             return;
         }
         let toll = held.toll();
-        let leases = toll.dues.iter().filter_map(|due| {
-            lease(held.ruled(due)?, due.ask(held.lease), due.key(&held.keys)?, held.taken_at)
+        let leases = toll.dues.iter().enumerate().filter_map(|(index, due)| {
+            let lease = lease(held.ruled(due)?, due.ask(held.lease), due.key(&held.keys)?, held.taken_at)?;
+            Some(Lease { is_granted: !held.ungranted.contains(&index), ..lease })
         });
         held.renewed = self.leases.keep(leases.collect());
     }
@@ -303,42 +306,52 @@ impl<S: Store + 'static> Shared<S> {
         watched
     }
 
-    async fn watch(&self, of: Watching, watched: SmallVec<[Watched; 2]>) {
-        for watched in &watched {
-            let (charged, key) = (&watched.charged, &watched.key);
-            let Some(limiter) = of.running.limiters.get(charged.limiter) else { continue };
-            let rules = watched.rules(&of.running);
-            let charges: SmallVec<[Charge<'_>; 2]> =
-                rules.iter().map(|ruled| charge(ruled.rule, key, charged, of.lease)).collect();
-            if !watched.is_candidate {
-                limiter.count(of.class, |counts| &counts.asked);
-            }
-            let Ok(verdict) = self.store.charge(&charges, of.at).await else { continue };
-            if !verdict.degraded.is_empty() {
-                limiter.count(of.class, |counts| &counts.degraded);
-            }
-            match (verdict.allowed, watched.is_candidate) {
-                (true, _) => {
-                    if let Some(dark) = &of.dark {
-                        let held = rules.iter().filter(|ruled| ruled.held.is_some());
-                        let leases = held
-                            .clone()
-                            .filter_map(|ruled| lease(ruled, ask(charged, of.lease), key, of.taken_at));
-                        let renewed =
-                            if self.store.is_shared() { self.leases.keep(leases.collect()) } else { None };
-                        let held = held.map(|ruled| (*charged, key.clone(), ruled.rule)).collect();
-                        dark.hold(held, renewed, self, of.lease);
-                        if is_settled(&of.running, charged.limiter) {
-                            let rates = rules.iter().filter(|ruled| ruled.held.is_none());
-                            dark.charge(rates.map(|ruled| (*charged, key.clone(), ruled.rule)));
-                        }
-                    }
+    /// Decides a watched limiter. The store accepts the decision when this is first polled.
+    async fn watch(&self, of: &Watching, watched: &Watched) {
+        let (charged, key) = (&watched.charged, &watched.key);
+        let Some(limiter) = of.running.limiters.get(charged.limiter) else { return };
+        let rules = watched.rules(&of.running);
+        let charges: SmallVec<[Charge<'_>; 2]> =
+            rules.iter().map(|ruled| charge(ruled.rule, key, charged, of.lease)).collect();
+        if !watched.is_candidate {
+            limiter.count(of.class, |counts| &counts.asked);
+        }
+        let leased = || rules.iter().filter(|ruled| ruled.held.is_some());
+        let leases: Vec<HeldInDark> = leased().map(|ruled| (*charged, key.clone(), ruled.rule)).collect();
+        if let Some(dark) = of.dark.as_ref().filter(|_| self.store.is_shared()) {
+            dark.expect(leases.iter().cloned());
+        }
+        let verdict = self.store.charge_in_order(&charges, of.at).await;
+        let is_held = verdict.as_ref().is_ok_and(|verdict| {
+            // All limits of a limiter do the same while the store is away.
+            verdict.allowed && passed_open(verdict).next().is_none()
+        });
+        let is_degraded = verdict.as_ref().is_ok_and(|verdict| !verdict.degraded.is_empty());
+        if is_degraded {
+            limiter.count(of.class, |counts| &counts.degraded);
+        }
+        if let Some(dark) = &of.dark {
+            if is_held {
+                let renewed = leased()
+                    .filter_map(|ruled| lease(ruled, ask(charged, of.lease), key, of.taken_at))
+                    .collect();
+                let renewed = if self.store.is_shared() { self.leases.keep(renewed) } else { None };
+                dark.hold(leases, renewed, is_degraded, self, of.lease);
+                if is_settled(&of.running, charged.limiter) {
+                    let rates = rules.iter().filter(|ruled| ruled.held.is_none());
+                    dark.charge(rates.map(|ruled| (*charged, key.clone(), ruled.rule)));
                 }
-                // An outage says nothing of the limit.
-                (false, _) if verdict.is_closed() => {}
-                (false, true) => limiter.count(of.class, |counts| &counts.candidate_refused),
-                (false, false) => limiter.count(of.class, |counts| &counts.would_refuse),
+            } else {
+                dark.hold_nothing(&leases);
             }
+        }
+        match verdict {
+            Ok(verdict) if verdict.allowed => {}
+            // An outage says nothing of the limit.
+            Ok(verdict) if verdict.is_closed() => {}
+            Err(_) => {}
+            Ok(_) if watched.is_candidate => limiter.count(of.class, |counts| &counts.candidate_refused),
+            Ok(_) => limiter.count(of.class, |counts| &counts.would_refuse),
         }
     }
 }
@@ -362,7 +375,12 @@ fn is_settled(running: &Running, limiter: usize) -> bool {
 /// What has to be renewed for as long as a request lasts.
 fn lease(ruled: &Ruled, ask: Ask, key: &KeyBytes, taken_at: Timestamp) -> Option<Lease> {
     let every = ruled.held.flatten()?;
-    Some(Lease { rule: ruled.rule, key: key.clone(), ask, every, due: taken_at + every })
+    Some(Lease { rule: ruled.rule, key: key.clone(), ask, every, due: taken_at + every, is_granted: true })
+}
+
+/// Which charges passed because the store was away: nothing was taken for them.
+fn passed_open(verdict: &Verdict) -> impl Iterator<Item = usize> + '_ {
+    verdict.degraded.iter().filter(|degraded| degraded.by == OnFailure::Open).map(|degraded| degraded.index)
 }
 
 /// A limiter that is only watched, or its candidate.

@@ -29,6 +29,8 @@ pub(super) struct Lease {
     pub(super) ask: Ask,
     pub(super) every: Nanos,
     pub(super) due: Timestamp,
+    /// Whether a store holds it. It does not while the store is away and lets requests pass.
+    pub(super) is_granted: bool,
 }
 
 impl Leases {
@@ -42,8 +44,18 @@ impl Leases {
         Some(number)
     }
 
-    pub(super) fn forget(&self, number: u64) {
-        self.live.lock().remove(&number);
+    /// Has leases renewed no more, and says how they stand.
+    pub(super) fn forget(&self, number: u64) -> Vec<Lease> {
+        self.live.lock().remove(&number).unwrap_or_default()
+    }
+
+    /// A lease was taken again. False if its request has ended meanwhile.
+    fn granted(&self, taken: &Lease) -> bool {
+        let mut live = self.live.lock();
+        let is_it = |lease: &&mut Lease| lease.rule == taken.rule && lease.ask.lease == taken.ask.lease;
+        let Some(lease) = live.values_mut().flatten().find(is_it) else { return false };
+        lease.is_granted = true;
+        true
     }
 
     /// One that is not to be renewed any more.
@@ -75,10 +87,15 @@ impl<S: Store + 'static> Shared<S> {
             let renewed = self.store.apply(Op::Renew, charge, self.at(now)).await;
             if renewed.is_ok_and(|outcome| !outcome.allowed) {
                 // The store has forgotten it. It is taken again if there is room; else the request goes on uncounted.
-                let retaken = self.store.charge(&[charge], self.at(now)).await;
-                if retaken.is_ok_and(|verdict| !verdict.allowed) {
-                    self.counts.leases_lost.add();
-                    self.leases.give_up(&lease);
+                match self.store.charge(&[charge], self.at(now)).await {
+                    Ok(retaken) if !retaken.allowed => {
+                        self.counts.leases_lost.add();
+                        self.leases.give_up(&lease);
+                    }
+                    Ok(retaken) if retaken.degraded.is_empty() && !self.leases.granted(&lease) => {
+                        self.give_back(charge);
+                    }
+                    _ => {}
                 }
             }
         }

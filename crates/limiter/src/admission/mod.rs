@@ -157,13 +157,18 @@ impl<S: Store + 'static> Shared<S> {
         let _ = pin!(back).poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    /// Does something that the request does not wait for. Where the store answers at once, it is done at once.
+    /// Does something that the request does not wait for. It is begun at once, so that the store gets what several requests
+    /// send in the order in which they send it; a store that answers at once is done with it, too.
     fn aside(&self, work: impl Future<Output = ()> + Send + 'static) {
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) if self.store.is_shared() => drop(runtime.spawn(work)),
-            _ => {
-                let _ = pin!(work).poll(&mut Context::from_waker(Waker::noop()));
-            }
+        if !self.store.is_shared() {
+            let _ = pin!(work).poll(&mut Context::from_waker(Waker::noop()));
+            return;
+        }
+        let mut work = Box::pin(work);
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            drop(runtime.spawn(work));
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tollgate_core::answer::{Fields, HeaderList, HeaderStyle, ToldStanding, add_told};
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::decision::Standing;
@@ -59,6 +60,8 @@ pub(super) struct Held {
     /// What the store says of each of its dues.
     pub(super) outcomes: Outcomes,
     pub(super) degraded: bool,
+    /// Which of its dues passed because the store was away (`on_store_failure: open`): no store holds anything for them.
+    pub(super) ungranted: SmallVec<[usize; 2]>,
     pub(super) delay: Nanos,
     pub(super) renewed: Option<u64>,
     /// What is to be settled, if something is.
@@ -68,28 +71,50 @@ pub(super) struct Held {
 }
 
 /// What limiters that are only watched hold for a request. They may still be deciding when it has ended.
+///
+/// A request that ends before its lease was granted releases the lease at once, behind the undecided charge. Otherwise a
+/// charge of the next request could reach the store before the release, and be counted as over the limit although no more
+/// requests were in progress than the limit allows.
 #[derive(Debug, Default)]
 pub(super) struct Dark(Mutex<DarkState>);
 
 #[derive(Debug, Default)]
 struct DarkState {
     has_ended: bool,
-    held: Vec<(Charged, KeyBytes, Rule)>,
+    /// Leases whose charges were sent and not answered yet, unless they were released meanwhile.
+    undecided: Vec<HeldInDark>,
+    held: Vec<HeldInDark>,
     renewed: Vec<u64>,
     /// Rates whose cost is only known afterwards.
     charged: Vec<(Charged, KeyBytes, Rule)>,
 }
 
+/// A lease that a watched limiter holds.
+pub(super) type HeldInDark = (Charged, KeyBytes, Rule);
+
 impl Dark {
+    /// Takes note of leases whose charges are about to be sent.
+    pub(super) fn expect(&self, leases: impl Iterator<Item = HeldInDark>) {
+        self.0.lock().undecided.extend(leases);
+    }
+
+    /// The charges of these leases were answered, and none is held.
+    pub(super) fn hold_nothing(&self, leases: &[HeldInDark]) {
+        self.0.lock().decided(leases);
+    }
+
+    /// The charges of these leases were answered, and all are held: in the shared store, or, if `degraded`, by this process.
     pub(super) fn hold<S: Store + 'static>(
         &self,
-        held: Vec<(Charged, KeyBytes, Rule)>,
+        leases: Vec<HeldInDark>,
         renewed: Option<u64>,
+        degraded: bool,
         shared: &Shared<S>,
         lease: LeaseId,
     ) {
         let mut state = self.0.lock();
-        state.held.extend(held);
+        let unreleased = state.decided(&leases);
+        state.held.extend(if degraded || !shared.store.is_shared() { leases } else { unreleased });
         state.renewed.extend(renewed);
         if state.has_ended {
             state.give_back(shared, lease);
@@ -110,12 +135,21 @@ impl Dark {
         let mut state = self.0.lock();
         state.has_ended = true;
         state.give_back(shared, lease);
+        state.undecided.retain(|(charged, key, rule)| {
+            !shared.store.give_back_in_order(charge(*rule, key, charged, lease))
+        });
     }
 }
 
 impl DarkState {
+    /// The charges of these leases were answered. Those that were not released meanwhile come back.
+    fn decided(&mut self, leases: &[HeldInDark]) -> Vec<HeldInDark> {
+        let is_decided = |(_, _, rule): &mut HeldInDark| leases.iter().any(|(_, _, decided)| decided == rule);
+        self.undecided.extract_if(.., is_decided).collect()
+    }
+
     fn give_back<S: Store + 'static>(&mut self, shared: &Shared<S>, lease: LeaseId) {
-        self.renewed.drain(..).for_each(|renewed| shared.leases.forget(renewed));
+        self.renewed.drain(..).for_each(|renewed| drop(shared.leases.forget(renewed)));
         for (charged, key, rule) in self.held.drain(..) {
             shared.give_back(charge(rule, &key, &charged, lease));
         }
@@ -335,11 +369,14 @@ impl<S: Store + 'static> Drop for Permit<S> {
         if let Some(dark) = &held.dark {
             dark.end(&self.shared, held.lease);
         }
-        if let Some(renewed) = held.renewed {
-            self.shared.leases.forget(renewed);
-        }
-        for due in held.toll().dues.iter().filter(|due| due.is_held) {
-            self.shared.give_back(due.charge(&held.keys, held.lease));
+        let leases = held.renewed.map(|renewed| self.shared.leases.forget(renewed)).unwrap_or_default();
+        for (index, due) in held.toll().dues.iter().enumerate().filter(|(_, due)| due.is_held) {
+            let is_granted = held.ungranted.is_empty()
+                || !held.ungranted.contains(&index)
+                || leases.iter().any(|lease| lease.rule == due.rule && lease.is_granted);
+            if is_granted {
+                self.shared.give_back(due.charge(&held.keys, held.lease));
+            }
         }
     }
 }

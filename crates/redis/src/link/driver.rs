@@ -78,6 +78,12 @@ impl Driver {
                 Ok(connection) => self.probe(connection).await,
                 Err(problem) => Err(problem),
             };
+            let connected = match connected {
+                Ok((connection, warnings)) => {
+                    self.deliver_chores(&connection).await.map(|()| (connection, warnings))
+                }
+                Err(problem) => Err(problem),
+            };
             match connected {
                 Ok((connection, warnings)) => {
                     let begun = Instant::now();
@@ -148,6 +154,32 @@ impl Driver {
         Err(problem)
     }
 
+    /// Sends the releases that have waited for a server, before any decision is made by it. A decision that overtakes them
+    /// would count leases that have ended, and could reject a caller who is within its limit. In a cluster each part sends
+    /// its own when it is back.
+    async fn deliver_chores(&mut self, connection: &Connection) -> Result<(), String> {
+        if connection.is_cluster() {
+            return Ok(());
+        }
+        let (shared, unclaimed) = (Arc::clone(&self.shared), self.unclaimed.clone());
+        loop {
+            while self.lanes.has_room_for_chores(false)
+                && let Ok(chore) = self.inbox.try_recv()
+            {
+                self.take_in(chore);
+            }
+            let jobs = self.lanes.next_chores();
+            if jobs.is_empty() {
+                return Ok(());
+            }
+            let carried = Carried { jobs, unclaimed: &unclaimed };
+            let done = carry(connection.clone(), carried, &shared, self.give_up).await;
+            if self.finish(done) {
+                return Err("its connection broke while releases were sent".to_owned());
+            }
+        }
+    }
+
     async fn probe_tag(&self, mut connection: Connection, tag: u8) -> Result<(), String> {
         let (script, probe) = (&self.shared.script, (self.probe)(tag));
         // The first time the script has to be sent, and compiled.
@@ -164,22 +196,30 @@ impl Driver {
 
     /// Lets nobody wait for a server that cannot be had, for so long. True if nobody can ask any more.
     async fn refuse_for(&mut self, time: Duration, problem: &str) -> bool {
-        let refuse = |job: Job| {
-            if let Some(reply) = job.reply {
-                let _ = reply.send(Err(unavailable(problem)));
-            }
-        };
-        self.lanes.drain_decisions().for_each(refuse);
+        for job in self.lanes.drain_decisions() {
+            self.refuse(job, problem);
+        }
         let over = tokio::time::sleep(time);
         tokio::pin!(over);
         loop {
             tokio::select! {
                 () = &mut over => return false,
                 job = self.queue.recv() => match job {
-                    Some(job) => refuse(job),
+                    Some(job) => self.refuse(job, problem),
                     None => return true,
                 },
             }
+        }
+    }
+
+    /// Lets a decision fail. A release behind it is kept, and sent when the server is back.
+    fn refuse(&mut self, job: Job, problem: &str) {
+        if job.nature == Nature::Trailing {
+            if let Some(chore) = job.once_more() {
+                self.take_in(chore);
+            }
+        } else if let Some(reply) = job.reply {
+            let _ = reply.send(Err(unavailable(problem)));
         }
     }
 

@@ -44,7 +44,7 @@ impl Lanes {
         let tag = job.tag;
         let lane = self.lanes.of_mut(tag);
         match job.nature {
-            Nature::Decision => {
+            Nature::Decision | Nature::Trailing => {
                 lane.decisions.push_back(job);
                 self.decisions += 1;
             }
@@ -101,6 +101,20 @@ impl Lanes {
         None
     }
 
+    /// Some chores that can share a call, where there is one lane only. They are sent whether the server is left alone or not.
+    pub(super) fn next_chores(&mut self) -> Vec<Job> {
+        let chores = &mut self.lanes.of_mut(0).chores;
+        let Some(at) = chores.front().map(|job| job.at) else { return Vec::new() };
+        let mut jobs = Vec::with_capacity(chores.len().min(BATCH));
+        while jobs.len() < BATCH
+            && let Some(chore) = pop_if(chores, |job| job.at == at)
+        {
+            jobs.push(chore);
+        }
+        self.chores -= jobs.len();
+        jobs
+    }
+
     /// Whether more decisions can be taken from their queue.
     pub(super) fn has_room(&self) -> bool {
         self.decisions < self.lanes.len().max(2) * BATCH
@@ -111,17 +125,19 @@ impl Lanes {
         self.chores < if away { CHORES } else { 2 * CHORES }
     }
 
-    /// All decisions, to be refused.
-    pub(super) fn drain_decisions(&mut self) -> impl Iterator<Item = Job> {
+    /// All decisions and what waits behind them, to be refused.
+    pub(super) fn drain_decisions(&mut self) -> Vec<Job> {
         self.decisions = 0;
-        self.lanes.iter_mut().flat_map(|lane| lane.decisions.drain(..))
+        self.lanes.iter_mut().flat_map(|lane| lane.decisions.drain(..)).collect()
     }
 }
 
 impl Lane {
     fn batch(&mut self, is_open: bool) -> Vec<Job> {
         // Those whose callers have gone away are let go: they have not been charged.
-        let is_gone = |job: &Job| job.reply.as_ref().is_none_or(|reply| reply.is_closed());
+        let is_gone = |job: &Job| {
+            job.nature == Nature::Decision && job.reply.as_ref().is_none_or(|reply| reply.is_closed())
+        };
         while pop_if(&mut self.decisions, is_gone).is_some() {}
         let most = match self.chores.len() {
             _ if is_open => 0,

@@ -124,8 +124,11 @@ pub(crate) struct Job {
 impl Job {
     /// The same, to be sent again, if it may be.
     fn once_more(&self) -> Option<Self> {
-        let Nature::Repeatable { attempts: attempts @ 1.. } = self.nature else { return None };
-        let nature = Nature::Repeatable { attempts: attempts - 1 };
+        let nature = match self.nature {
+            Nature::Repeatable { attempts: attempts @ 1.. } => Nature::Repeatable { attempts: attempts - 1 },
+            Nature::Trailing => Nature::REPEATABLE,
+            _ => return None,
+        };
         let Self { tag, ref message, at, ref pending, .. } = *self;
         Some(Self { tag, message: message.clone(), at, nature, reply: None, pending: pending.clone() })
     }
@@ -133,7 +136,9 @@ impl Job {
     /// It may have been done or not: it is done again if it may be, and what it may have taken and can be named goes back.
     fn left_in_doubt(self, chores: &Chores) {
         match self.nature {
-            Nature::Repeatable { .. } => drop(self.once_more().map(|chore| chores.push(chore))),
+            Nature::Repeatable { .. } | Nature::Trailing => {
+                let _ = self.once_more().map(|chore| chores.push(chore));
+            }
             Nature::Decision => drop(Answer::awaited(self.tag, self.message, chores)),
             Nature::Once => {}
         }
@@ -152,6 +157,9 @@ pub(crate) enum Nature {
         /// How often it may yet be sent.
         attempts: u8,
     },
+    /// A release that waits in the queue of decisions, behind the decision that takes its lease. If it fails, it is sent again
+    /// as [`Repeatable`](Self::Repeatable).
+    Trailing,
 }
 
 impl Nature {
@@ -234,13 +242,15 @@ impl Link {
         Instant::now() + self.deadline
     }
 
-    /// Sends a decision and waits for its reply, no longer than the deadline.
+    /// Sends a decision and waits for its reply, no longer than the deadline. A decision `in_order` always takes the queue,
+    /// and is in it when this is first polled: see [`Store::charge_in_order`](tollgate_core::store::Store::charge_in_order).
     pub(crate) async fn call(
         &self,
         tag: u8,
         message: Message,
         at: Option<Timestamp>,
         deadline: Instant,
+        in_order: bool,
     ) -> Result<Answer, StoreError> {
         let counts = &self.shared.script.counts;
         let breaker = self.shared.breakers.of(tag);
@@ -254,7 +264,8 @@ impl Link {
             counts.failed.add(1);
             return Err(unavailable("too many decisions are waiting for it"));
         }
-        let answer = match self.shared.connection_if_idle(tag) {
+        let idle = if in_order { None } else { self.shared.connection_if_idle(tag) };
+        let answer = match idle {
             Some(idle) => timeout_at(deadline, self.call_directly(idle, tag, message, at)).await,
             None => {
                 let (reply, answer) = oneshot::channel();
@@ -335,6 +346,11 @@ impl Link {
     /// Sends what must be sent in any case, and waits for nothing.
     pub(crate) fn chore_later(&self, tag: u8, message: Message) {
         self.chores.push(self.chores.job(tag, message, None, Nature::REPEATABLE, None));
+    }
+
+    /// Sends a release behind the decisions that wait in the queue. False if the queue has no room.
+    pub(crate) fn release_in_order(&self, tag: u8, message: Message) -> bool {
+        self.jobs.try_send(self.chores.job(tag, message, None, Nature::Trailing, None)).is_ok()
     }
 
     /// Whether charges of different tags must travel apart.

@@ -104,6 +104,11 @@ pub fn lease(id: u128) -> Ask {
     Ask { lease: LeaseId(id), ..Ask::from(1) }
 }
 
+/// Makes a limit known that this node keeps by its share while the server is away.
+pub fn define_local(node: &Safe, family: &str, limit: Limit) -> Rule {
+    node.define_with(family, limit, OnFailure::Local).unwrap()
+}
+
 /// Makes a limit known to all nodes, by the same name.
 pub fn define(nodes: &[Arc<Safe>], limit: Limit, on_failure: OnFailure) -> Rule {
     let rules = nodes.iter().map(|node| node.define_with("per user", limit, on_failure).unwrap());

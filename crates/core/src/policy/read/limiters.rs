@@ -288,9 +288,9 @@ impl Reader<'_> {
     fn on_failure(&mut self, fields: &Fields<'_>) -> OnFailure {
         let node = fields.get("on_store_failure");
         match node.and_then(|node| self.word(node, "way to fail", fields::FAILURES)) {
-            Some("open") => OnFailure::Open,
+            Some("local") => OnFailure::Local,
             Some("closed") => OnFailure::Closed,
-            _ => OnFailure::Local,
+            _ => OnFailure::Open,
         }
     }
 

@@ -1,0 +1,88 @@
+//! Connections that are ready to take the place of one on which a reply is overdue.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::RedisResult;
+use tokio::time::{Instant, timeout};
+
+use crate::address::{Connection, Servers};
+
+/// How many are kept ready: usually, and for a while after one was needed.
+const USUALLY: usize = 1;
+const WHEN_DISTURBED: usize = 3;
+const DISTURBED_FOR: Duration = Duration::from_secs(10);
+/// How long to wait after one could not be had.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// Connecting usually takes a few milliseconds. Whatever takes longer than this while replies are lost has lost one itself.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub(super) struct Spares {
+    ready: Vec<Connection>,
+    /// When one was last needed.
+    needed: Option<Instant>,
+    failed: Option<Instant>,
+    unfit_since: Option<Instant>,
+}
+
+impl Spares {
+    /// One that takes the place of the connection in use.
+    pub(super) fn take(&mut self) -> Option<Connection> {
+        self.needed = Some(Instant::now());
+        self.ready.pop().inspect(|_| self.unfit_since = None)
+    }
+
+    /// Takes note of whether the connection in use is fit.
+    pub(super) fn note(&mut self, is_fit: bool) {
+        self.unfit_since = if is_fit { None } else { self.unfit_since.or_else(|| Some(Instant::now())) };
+    }
+
+    /// Since when nothing could be sent.
+    pub(super) fn silent_since(&self) -> Instant {
+        self.unfit_since.unwrap_or_else(Instant::now)
+    }
+
+    /// Whether replies got lost or came late a short while ago.
+    pub(super) fn is_disturbed(&self) -> bool {
+        self.needed.is_some_and(|needed| needed.elapsed() < DISTURBED_FOR)
+    }
+
+    /// How many connections should be on their way now.
+    pub(super) fn wanted(&self) -> usize {
+        let kept = if self.is_disturbed() { WHEN_DISTURBED } else { USUALLY };
+        if self.have_failed() { 0 } else { kept.saturating_sub(self.ready.len()) }
+    }
+
+    /// How long one may take.
+    pub(super) fn patience(&self, give_up: Duration) -> Duration {
+        if self.is_disturbed() { give_up.min(PATIENCE) } else { give_up }
+    }
+
+    /// Takes note of one that was to be connected. While replies get lost, one that took too long is tried again at once.
+    pub(super) fn connected(&mut self, connected: Option<RedisResult<Connection>>) {
+        match connected {
+            Some(Ok(connection)) => {
+                self.failed = None;
+                self.ready.push(connection);
+            }
+            None if self.is_disturbed() => {}
+            _ => self.failed = Some(Instant::now()),
+        }
+    }
+
+    /// Whether none can be had for now.
+    pub(super) fn have_failed(&self) -> bool {
+        self.ready.is_empty() && self.failed.is_some_and(|failed| failed.elapsed() < AFTER_FAILURE)
+    }
+
+    /// When one is tried again.
+    pub(super) fn next_attempt(&self) -> Instant {
+        self.failed.map_or_else(Instant::now, |failed| failed + AFTER_FAILURE)
+    }
+}
+
+/// Connects one more. None if it took too long.
+pub(super) async fn connect(servers: Arc<Servers>, patience: Duration) -> Option<RedisResult<Connection>> {
+    timeout(patience, servers.connect(patience)).await.ok()
+}
