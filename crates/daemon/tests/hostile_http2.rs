@@ -203,6 +203,8 @@ fn heads_that_are_no_http_end_their_stream_and_never_reach_the_server() {
             ("a space in a name", ("x ", "1")),
             ("no name", ("", "1")),
             ("another host", ("host", "other")),
+            ("another port", ("host", "test:443")),
+            ("an empty host", ("host", "")),
             ("a second pseudo-header", (":path", "/other")),
             ("an unknown pseudo-header", (":unknown", "1")),
             ("an answer's pseudo-header", (":status", "200")),
@@ -227,6 +229,7 @@ fn heads_that_are_no_http_end_their_stream_and_never_reach_the_server() {
         fields.push(("an empty path", with(":path", "")));
         fields.push(("a line end in the host", with(":authority", "a\r\nx: y")));
         fields.push(("a scheme that is none of ours", with(":scheme", "ftp")));
+        fields.push(("an empty host in the target", with(":authority", "")));
         fields.push(("a user before the host", with(":authority", "user@test")));
         fields.push(("a path behind the host", with(":authority", "test/bad")));
         fields.push(("a method of two words", with(":method", "GET /x")));
@@ -250,6 +253,17 @@ fn heads_that_are_no_http_end_their_stream_and_never_reach_the_server() {
         let bad = received.iter().find(|received| received.line.contains("bad"));
         assert!(bad.is_none(), "{bad:?}");
     });
+}
+
+#[test]
+fn the_usual_port_in_only_one_of_target_and_host_is_the_same_host() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway("trusted_proxies: []\nlimiters: {}\n", &upstream);
+    for host in ["test", "TEST", "test:80", "test:"] {
+        let mut client = Http2::connect(tollgate.gateway);
+        client.ask(1, &[request("GET", "/x"), vec![("host", host)]].concat(), true);
+        assert_eq!(client.outcome(1).status(), 200, "{host}");
+    }
 }
 
 #[test]

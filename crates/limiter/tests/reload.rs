@@ -327,6 +327,7 @@ identify:
   plan: table
   table: { sk_paid: paid }
 trusted_proxies: []
+path_case: sensitive
 plans:
   free: { rate: 10/h }
   paid: { rate: 100/h }

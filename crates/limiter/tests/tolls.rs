@@ -21,6 +21,7 @@ limiters:
   fleet:      { fleet: 5, reserve: 40%, for: critical }
   dark:       { rate: 1/s, mode: dark }
   puts:       { rate: 2/s, match: [PUT *], per: global }
+  reports:    { rate: 3/s, match: [{ method: GET, path: /reports, path_case: insensitive }] }
   tried:      { concurrency: 8, per: global, candidate: { concurrency: 2 } }
 ";
 
@@ -28,6 +29,7 @@ limiters:
 enum Step {
     Ask {
         method: &'static str,
+        path: &'static str,
         key: &'static str,
     },
     /// One that is in progress ends.
@@ -36,10 +38,11 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let method = prop::sample::select(vec!["GET", "POST", "PUT"]);
+    let method = prop::sample::select(vec!["GET", "HEAD", "POST", "PUT"]);
+    let path = prop::sample::select(vec!["/", "/reports", "/REPORTS"]);
     let key = prop::sample::select(vec!["pro_1", "pro_2", "pro_own", "pro_free", "sk_1", ""]);
     let step = prop_oneof![
-        6 => (method, key).prop_map(|(method, key)| Step::Ask { method, key }),
+        6 => (method, path, key).prop_map(|(method, path, key)| Step::Ask { method, path, key }),
         3 => (0..8_usize).prop_map(Step::End),
         2 => (1..1500_u64).prop_map(Step::Wait),
     ];
@@ -71,10 +74,10 @@ impl World {
                     drop(self.permits.swap_remove(which));
                 }
             }
-            Step::Ask { method, key } => {
+            Step::Ask { method, path, key } => {
                 let fields = [("x-api-key", *key)];
                 let peer = Some([192, 0, 2, 1].into());
-                let facts = Facts { method, path: "/", peer, headers: &fields, ..Facts::default() };
+                let facts = Facts { method, path, peer, headers: &fields, ..Facts::default() };
                 match self.limiter.admit_now(&facts) {
                     Ok(permit) => {
                         self.told.push(format!("{:?} {:?}", permit.headers(), permit.decision()));
