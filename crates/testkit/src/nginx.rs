@@ -56,12 +56,17 @@ http {
 impl Nginx {
     /// A server that answers.
     pub fn start() -> Self {
+        Self::start_with(SETTINGS)
+    }
+
+    /// A server with other settings, in which `@port@` and `@user@` are filled in. It has to listen on `@port@`.
+    pub fn start_with(settings: &str) -> Self {
         let port = free_port();
         let folder = std::env::temp_dir().join(format!("tollgate-nginx-{}-{port}", std::process::id()));
         fs::create_dir_all(folder.join("files")).expect("a folder for its files");
         // Started by root it changes to somebody who may not write here, if it is not told otherwise.
         let user = if fs::read_dir("/proc/1/fd").is_ok() { "user root;" } else { "" };
-        let settings = SETTINGS.replace("@port@", &port.to_string()).replace("@user@", user);
+        let settings = settings.replace("@port@", &port.to_string()).replace("@user@", user);
         fs::write(folder.join("nginx.conf"), settings).expect("a file for its settings");
         let mut server = Self { port, folder, process: None };
         server.restart();
