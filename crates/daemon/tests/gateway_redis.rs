@@ -1,10 +1,16 @@
 //! A shared store that goes away while requests come: nobody is answered worse for it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test that cannot set itself up fails, and servers live in real time"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::common::{await_store, gateway, patient_store};
+use std::time::{Duration, Instant};
+
+use crate::common::{await_store, command, gateway, patient_store};
 use tollgate_testkit::http::{Client, Upstream};
 use tollgate_testkit::{RedisServer, Tollgate, wait_until};
 
@@ -18,7 +24,7 @@ fn no_request_fails_while_redis_is_killed_and_comes_back() {
     let mut redis = RedisServer::start();
     let upstream = Upstream::hello();
     let policy = format!(
-        "{}identify: {{ caller: [header: x-api-key] }}\nlimiters:\n  rate: {{ rate: 200/s, per: caller }}\n  few: {{ concurrency: 20, per: caller }}\n",
+        "{}identify: {{ caller: [header: x-api-key] }}\nlimiters:\n  rate: {{ rate: 200/s, per: caller, on_store_failure: local }}\n  few: {{ concurrency: 20, per: caller, on_store_failure: local }}\n",
         patient_store(&redis)
     );
     let tollgate = gateway(&policy, &upstream);
@@ -89,7 +95,7 @@ fn what_callers_are_told_is_the_same_on_redis_and_tells_when_it_is_not_asked() {
     let mut redis = RedisServer::start();
     let upstream = Upstream::hello();
     let policy = format!(
-        "{}limiters:\n  few: {{ concurrency: 20, per: global, match: /few }}\n  one: {{ rate: 1/h, per: global, match: /one }}\n",
+        "{}limiters:\n  few: {{ concurrency: 20, per: global, match: /few }}\n  one: {{ rate: 1/h, per: global, match: /one, on_store_failure: local }}\n",
         patient_store(&redis)
     );
     let tollgate = gateway(&policy, &upstream);
@@ -103,4 +109,39 @@ fn what_callers_are_told_is_the_same_on_redis_and_tells_when_it_is_not_asked() {
     wait_until("it is refused", || tollgate.get("/one", &[]).status == 429);
     assert_eq!(tollgate.get("/one", &[]).header("x-tollgate-degraded"), "true");
     assert_eq!(asked(), before, "a store that is away has answered");
+}
+
+#[test]
+fn short_pauses_of_redis_are_visible_in_log_status_readiness_and_metrics() {
+    let redis = RedisServer::start();
+    let upstream = Upstream::hello();
+    let policy = format!(
+        "store: {{ url: '{}', secret: 0123456789abcdef }}\nlimiters: {{ all: {{ rate: 1000000/s, per: global }} }}\n",
+        redis.url()
+    );
+    let tollgate = gateway(&policy, &upstream);
+    await_store(&tollgate);
+    let mut client = tollgate.client();
+    for _ in 0..8 {
+        redis.freeze();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(150) {
+            assert_eq!(client.get("/", &[]).status, 200);
+        }
+        redis.thaw();
+        (0..50).for_each(|_| assert_eq!(client.get("/", &[]).status, 200));
+    }
+    wait_until("it is logged", || {
+        assert_eq!(client.get("/", &[]).status, 200);
+        tollgate.said().iter().any(|line| line.contains("were made without the shared store"))
+    });
+    assert!(tollgate.metric("tollgate_store_bypassed_ratio") > 0.0);
+    let readiness = readiness(&tollgate);
+    assert_eq!(readiness.0, 200);
+    assert!(
+        readiness.1.contains("% of decisions in the last minute were made without the store"),
+        "{readiness:?}"
+    );
+    let (status, _) = command(&["status", "--admin", &tollgate.admin.to_string()]);
+    assert!(status.contains("WITHOUT IT"), "{status}");
 }

@@ -12,6 +12,7 @@ use tollgate_core::outcome::Degraded;
 use tollgate_core::store::{Charge, OnFailure, Rule, Store, StoreError};
 use tollgate_core::{Limit, Nanos, Outcome, Timestamp, Verdict};
 
+use crate::last_minute::{LastMinute, RecentDecisions};
 use crate::memory::MemoryStore;
 
 /// A shared store whose failure hurts nobody: while it does not answer, each limit does what its [`OnFailure`] says.
@@ -51,6 +52,7 @@ pub struct Failsafe<S> {
     local: Arc<MemoryStore>,
     rules: RwLock<Rules>,
     counts: [AtomicU64; 3],
+    recent: RecentDecisions,
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +121,8 @@ impl<S: Store> Failsafe<S> {
     /// let store = Failsafe::with_local(MemoryStore::new(), Arc::new(local));
     /// ```
     pub fn with_local(shared: S, local: Arc<MemoryStore>) -> Self {
-        Self { shared, local, rules: RwLock::default(), counts: Default::default() }
+        let (rules, counts, recent) = (RwLock::default(), Default::default(), RecentDecisions::default());
+        Self { shared, local, rules, counts, recent }
     }
 
     /// The shared store.
@@ -178,6 +181,33 @@ impl<S: Store> Failsafe<S> {
     pub fn stats(&self) -> FailsafeStats {
         let [open, closed, local] = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         FailsafeStats { open, closed, local }
+    }
+
+    /// How many decisions of the last minute were made without the shared store. That some were is logged, too, at most
+    /// twice a minute.
+    ///
+    /// ```
+    /// # use tollgate::{Failsafe, MemoryStore};
+    /// assert_eq!(Failsafe::new(MemoryStore::new()).last_minute().degraded, 0);
+    /// ```
+    pub fn last_minute(&self) -> LastMinute {
+        self.recent.read(self.local.now())
+    }
+
+    /// Counts a decision, and logs from time to time that some were made without the shared store.
+    fn count(&self, is_degraded: bool, why: Option<&StoreError>) {
+        let now = self.local.now();
+        self.recent.add(now, is_degraded);
+        if self.recent.is_log_due(now) {
+            let recent = self.recent.read(now);
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+            tracing::warn!(
+                "{} of {} decisions in the last minute ({:.1} %) were made without the shared store{why}",
+                recent.degraded,
+                recent.decisions,
+                recent.degraded_percent(),
+            );
+        }
     }
 
     /// How often a rule was decided without the shared store.
@@ -291,8 +321,15 @@ impl<S: Store> Failsafe<S> {
         let is_here = |(_, charge): &Known<'_>| self.shared.answers_for(charge.key);
         if known.iter().all(is_here) {
             return Ok(match self.ask_shared(&known, at, in_order).await {
-                Ok(verdict) => verdict,
-                Err(_) => self.all_alone(&known, at),
+                Ok(verdict) => {
+                    self.count(false, None);
+                    verdict
+                }
+                Err(error) => {
+                    let verdict = self.all_alone(&known, at);
+                    self.count(true, Some(&error));
+                    verdict
+                }
             });
         }
         // Those whose part of the store answers are still decided there. The others go first: what they take can be
@@ -300,6 +337,7 @@ impl<S: Store> Failsafe<S> {
         let (here, away): (Vec<_>, Vec<_>) =
             known.iter().cloned().enumerate().partition(|(_, known)| is_here(known));
         let ((places_here, here), (places_away, away)) = (unzip(here), unzip(away));
+        self.count(true, None);
         let (alone, when) = self.decide_alone(&away, at);
         let mut outcomes = vec![UNASKED; known.len()];
         if !here.is_empty() && alone.iter().all(|outcome| outcome.allowed) {

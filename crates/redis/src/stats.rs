@@ -46,7 +46,7 @@ macro_rules! stats {
 }
 
 stats! {
-    /// Connections that were made: one, and one more for each time that the store came back.
+    /// Connections that were used: one, one more for each time that the store came back, and one for each overdue reply.
     connections,
     /// Calls of the script.
     calls,

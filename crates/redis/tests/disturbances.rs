@@ -5,7 +5,7 @@
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tollgate::OnFailure;
 use tollgate_testkit::{Proxy, RedisServer};
@@ -27,7 +27,8 @@ async fn bypassed(disturb: impl FnOnce(&Proxy)) -> (f64, usize) {
     let took = percentile(calls.iter().map(|call| call.took), 99);
     assert!(took <= DEADLINE + SLACK, "99 % within {took:?}");
     let degraded = calls.iter().filter(|call| call.degraded).count();
-    (100.0 * degraded as f64 / calls.len() as f64, calls.len())
+    let percent = 100.0 * degraded as f64 / calls.len() as f64;
+    (percent, calls.len())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -42,4 +43,47 @@ async fn one_lost_reply_in_ten_degrades_no_more_than_a_quarter_of_decisions() {
     let (percent, calls) = bypassed(|proxy| proxy.drop_one_in(10)).await;
     assert!(calls > 500, "{calls}: too few to mean anything");
     assert!(percent > 1.0 && percent <= 25.0, "{percent:.1} % of {calls}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_outage_of_a_process_takes_no_longer_than_the_deadline() {
+    let server = RedisServer::start();
+    let node = node(&server.url()).await;
+    let rule = define_local(&node, "per user", once(1000));
+    assert!(charge(&*node, rule, "alice").await.degraded.is_empty());
+    server.freeze();
+    let calls = futures_util::future::join_all((0..32).map(|_| async {
+        let begun = Instant::now();
+        let verdict = charge(&*node, rule, "alice").await;
+        assert!(verdict.allowed && !verdict.degraded.is_empty());
+        begun.elapsed()
+    }));
+    let slowest = calls.await.into_iter().max().unwrap();
+    server.thaw();
+    assert!(slowest <= DEADLINE + SLACK, "{slowest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_process_is_not_taken_for_a_server_that_does_not_answer() {
+    let server = RedisServer::start();
+    let node = node(&server.url()).await;
+    let rule = define(std::slice::from_ref(&node), once(1_000_000), OnFailure::Open);
+    let load = Load::start(&node, rule, "alice", 16);
+    for _ in 0..6 {
+        // Both threads of the runtime are busy for longer than a decision may take.
+        let busy = (0..2).map(|_| {
+            tokio::spawn(async {
+                let begun = Instant::now();
+                while begun.elapsed() < DEADLINE + DEADLINE / 5 {
+                    std::hint::spin_loop();
+                }
+            })
+        });
+        futures_util::future::join_all(busy.collect::<Vec<_>>()).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let calls = load.finish().await;
+    let degraded = calls.iter().filter(|call| call.degraded).count();
+    assert!(calls.len() > 300, "{}: too few to mean anything", calls.len());
+    assert!(degraded * 20 <= calls.len(), "{degraded} of {} were decided without the server", calls.len());
 }

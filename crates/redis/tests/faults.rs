@@ -267,8 +267,9 @@ async fn a_server_that_comes_back_to_thousands_who_wait_is_not_stormed() {
             until_exact(node).await;
         }
         let made = proxy.connections() - before;
-        assert!(made <= 2 * nodes.len(), "{made} connections of 4 nodes");
-        assert!(proxy.open() <= nodes.len() + 1, "{} open", proxy.open());
+        // Each has one that it uses, and a spare one.
+        assert!(made <= 3 * nodes.len(), "{made} connections of 4 nodes");
+        assert!(proxy.open() <= 2 * nodes.len() + 1, "{} open", proxy.open());
     }
     for load in loads {
         assert!(load.finish().await.iter().all(|call| call.allowed));

@@ -3,6 +3,7 @@
 mod cluster;
 mod common;
 mod dark;
+mod disturbances;
 mod exactness;
 mod faults;
 mod recovery;

@@ -32,6 +32,8 @@ pub struct Proxy {
 enum Behaviour {
     Pass,
     Delay(Duration),
+    DelayOneIn(u64, Duration),
+    DropOneIn(u64),
     CutRepliesAfter(usize),
     BlackHole,
     DropReplies,
@@ -50,6 +52,8 @@ struct State {
     behaviour: Behaviour,
     /// Counts the changes of behaviour.
     era: usize,
+    /// Pieces of replies that have come, over all connections.
+    pieces: u64,
     has_ended: bool,
     accepted: usize,
     connections: HashMap<usize, Arc<Connection>>,
@@ -76,6 +80,7 @@ impl Proxy {
         let state = State {
             behaviour: Behaviour::Pass,
             era: 0,
+            pieces: 0,
             has_ended: false,
             accepted: 0,
             connections: HashMap::new(),
@@ -106,6 +111,16 @@ impl Proxy {
     /// Holds back each piece of a reply that long.
     pub fn delay(&self, time: Duration) {
         self.shared.behave(Behaviour::Delay(time));
+    }
+
+    /// Holds back one in so many pieces of replies that long, and with it what comes behind it on the same connection.
+    pub fn delay_one_in(&self, pieces: u64, time: Duration) {
+        self.shared.behave(Behaviour::DelayOneIn(pieces, time));
+    }
+
+    /// Swallows one in so many pieces of replies.
+    pub fn drop_one_in(&self, pieces: u64) {
+        self.shared.behave(Behaviour::DropOneIn(pieces));
     }
 
     /// Cuts each connection, with a reset, once that many further bytes of reply have passed. With 0, the first reply
@@ -268,6 +283,17 @@ impl Shared {
             match behaviour {
                 Behaviour::Pass | Behaviour::Delay(_) | Behaviour::Refuse => connection.reply(&bytes)?,
                 Behaviour::BlackHole | Behaviour::DropReplies => {}
+                Behaviour::DelayOneIn(pieces, time) => {
+                    if self.is_one_in(pieces) {
+                        thread::sleep(time.saturating_sub(arrived.elapsed()));
+                    }
+                    connection.reply(&bytes)?;
+                }
+                Behaviour::DropOneIn(pieces) => {
+                    if !self.is_one_in(pieces) {
+                        connection.reply(&bytes)?;
+                    }
+                }
                 Behaviour::Rewrite { from, to } => {
                     held = rewrite(&mut bytes, &from, &to);
                     connection.reply(&bytes)?;
@@ -286,6 +312,13 @@ impl Shared {
             }
         }
         connection.reply(&held)
+    }
+
+    /// Whether a piece of a reply is the one of so many that something is done with.
+    fn is_one_in(&self, pieces: u64) -> bool {
+        let mut state = self.lock();
+        state.pieces += 1;
+        state.pieces.is_multiple_of(pieces)
     }
 
     /// What to do with what arrived then, once its delay is over.

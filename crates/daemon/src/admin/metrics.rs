@@ -407,6 +407,13 @@ impl Snapshot {
                 )?;
                 gauges(
                     encoder,
+                    "store_bypassed_ratio",
+                    "Share of the decisions of the last minute that were made without the store",
+                    None,
+                    &one(store.last_minute().degraded_percent() / 100.0),
+                )?;
+                gauges(
+                    encoder,
                     "store_local_keys",
                     "States that this process holds for outages of the store and that are not idle",
                     None,

@@ -18,7 +18,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tollgate::{Limiter, Mode};
+use tollgate::{LastMinute, Limiter, Mode};
 
 use self::access::Access;
 use self::json_body::Said;
@@ -134,9 +134,9 @@ async fn ready(State(admin): State<Admin>) -> Response {
     if admin.readiness.is_ending() {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
     }
-    let is_away = match admin.limiter.store() {
-        AnyStore::Shared(store) => store.shared().health().degraded,
-        AnyStore::Memory(_) => false,
+    let (is_away, recent) = match admin.limiter.store() {
+        AnyStore::Shared(store) => (store.shared().health().degraded, store.last_minute()),
+        AnyStore::Memory(_) => (false, LastMinute::default()),
     };
     let report = admin.limiter.report();
     let policy = report.reloads.error.map(|_| match report.limiters.is_empty() {
@@ -144,10 +144,15 @@ async fn ready(State(admin): State<Admin>) -> Response {
         false => "the policy file was not loaded, the one before it goes on",
     });
     let degraded: Vec<_> = is_away.then_some("the store is away").into_iter().chain(policy).collect();
-    match degraded.as_slice() {
-        [] => "ready\n".into_response(),
-        some => format!("ready, degraded: {}\n", some.join("; ")).into_response(),
+    let mut text = match degraded.as_slice() {
+        [] => "ready\n".to_owned(),
+        some => format!("ready, degraded: {}\n", some.join("; ")),
+    };
+    if recent.degraded > 0 {
+        let percent = recent.degraded_percent();
+        text += &format!("{percent:.1} % of decisions in the last minute were made without the store\n");
     }
+    text.into_response()
 }
 
 async fn show_metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {

@@ -61,7 +61,7 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
             json!({ "kind": "memory", "bytes": stats.bytes, "max_bytes": stats.max_bytes, "evictions": stats.evictions })
         }
         AnyStore::Shared(store) => {
-            let health = store.shared().health();
+            let (health, recent) = (store.shared().health(), store.last_minute());
             json!({
                 "kind": "redis",
                 "address": store.shared().address(),
@@ -69,6 +69,11 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
                 "problem": health.problem,
                 "warnings": health.warnings,
                 "nodes": health.nodes,
+                "last_minute": {
+                    "decisions": recent.decisions,
+                    "without_store": recent.degraded,
+                    "without_store_percent": recent.degraded_percent(),
+                },
             })
         }
     };
@@ -140,7 +145,7 @@ pub fn lines(status: &Value) -> Vec<String> {
                 (Some(true), None) => "AWAY, in part".to_owned(),
                 _ => format!("well, {} nodes", number(&store["nodes"])),
             };
-            format!("  store      {}: {state}", text(&store["address"]))
+            format!("  store      {}: {state}{}", text(&store["address"]), bypassed(&store["last_minute"]))
         }
     });
     for limiter in status["limiters"].as_array().into_iter().flatten() {
@@ -214,6 +219,19 @@ pub fn lines(status: &Value) -> Vec<String> {
         lines.push(format!("  THE POLICY FILE WAS NOT LOADED, {goes_on}:\n{error}"));
     }
     lines
+}
+
+/// What to say of decisions that were made without the store, if there were any.
+fn bypassed(last_minute: &Value) -> String {
+    let number = |name: &str| last_minute[name].as_u64().unwrap_or(0);
+    match number("without_store") {
+        0 => String::new(),
+        some => format!(
+            "; {some} of {} decisions in the last minute ({:.1} %) WITHOUT IT",
+            number("decisions"),
+            last_minute["without_store_percent"].as_f64().unwrap_or(0.0)
+        ),
+    }
 }
 
 #[cfg(test)]

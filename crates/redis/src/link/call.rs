@@ -1,17 +1,22 @@
 //! One call, and what can become of it.
 
+use std::iter::once;
 use std::mem::take;
-use std::sync::atomic::Ordering;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::RedisError;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tollgate_core::Timestamp;
 
-use super::{Job, OnItsWay, Shared};
+use super::channel::Channel;
+use super::pace::within;
+use super::{Job, Nature, OnItsWay, Shared};
 use crate::address::Connection;
-use crate::answer::Chores;
+use crate::answer::{Answer, Chores};
 use crate::script::Script;
 use crate::server;
 use crate::wire::{Message, Reply};
@@ -20,41 +25,109 @@ use crate::wire::{Message, Reply};
 pub(super) struct Carried<'s> {
     pub(super) jobs: Vec<Job>,
     pub(super) unclaimed: &'s Chores,
+    /// Whether its chores were sent once more by another connection.
+    sent_again: AtomicBool,
+}
+
+impl<'s> Carried<'s> {
+    pub(super) fn new(jobs: Vec<Job>, unclaimed: &'s Chores) -> Self {
+        Self { jobs, unclaimed, sent_again: AtomicBool::new(false) }
+    }
+
+    /// Has chores sent by another connection as well: doing them twice is doing them once, and decisions that take that
+    /// connection must not overtake them.
+    fn send_chores_again(&self) {
+        if !self.sent_again.swap(true, Ordering::AcqRel) {
+            for chore in self.jobs.iter().filter_map(Job::once_more) {
+                self.unclaimed.push(chore);
+            }
+        }
+    }
+
+    /// The jobs. What was sent again is not sent a third time.
+    fn take(&mut self) -> Vec<Job> {
+        let mut jobs = take(&mut self.jobs);
+        if self.sent_again.load(Ordering::Acquire) {
+            let chores = jobs.iter_mut().filter(|job| job.nature != Nature::Decision);
+            chores.for_each(|job| job.nature = Nature::Once);
+        }
+        jobs
+    }
 }
 
 impl Drop for Carried<'_> {
     fn drop(&mut self) {
-        self.jobs.drain(..).for_each(|job| job.left_in_doubt(self.unclaimed));
+        self.take().into_iter().for_each(|job| job.left_in_doubt(self.unclaimed));
     }
 }
 
+/// What became of the jobs of a call, and where they were sent.
+pub(super) type Done = (Arc<Channel>, Vec<(Job, Result<Reply, Problem>)>);
+
 /// Sends jobs in one call; one by one, if the keys of some are on their way to another node.
 pub(super) async fn carry(
-    connection: Connection,
+    channel: Arc<Channel>,
     mut carried: Carried<'_>,
     shared: &Shared,
     give_up: Duration,
-) -> Vec<(Job, Result<Reply, Problem>)> {
+) -> Done {
     shared.calls.fetch_add(1, Ordering::AcqRel);
     let _call = OnItsWay(&shared.calls);
-    let jobs = &carried.jobs;
-    let at = jobs.first().and_then(|job| job.at);
-    let sent = send(connection.clone(), messages(jobs), at, &shared.script, give_up).await;
+    let at = carried.jobs.first().and_then(|job| job.at);
+    if !channel.is_cluster() {
+        let sent = send_watched(&channel, &carried, at, shared).await;
+        return (channel, divided(carried.take(), sent));
+    }
+    let connection = channel.connection();
+    let sent = send(connection.clone(), messages(&carried.jobs), at, &shared.script, give_up).await;
     if let Err(problem) = &sent
         && problem.is_moving()
-        && jobs.len() > 1
+        && carried.jobs.len() > 1
     {
         let one = |job| send(connection.clone(), messages(job), at, &shared.script, give_up);
-        let results = join_all(jobs.chunks(1).map(one)).await;
-        return take(&mut carried.jobs).into_iter().zip(results).collect();
+        let results = join_all(carried.jobs.chunks(1).map(one)).await;
+        return (channel, carried.take().into_iter().zip(results).collect());
     }
-    let jobs = take(&mut carried.jobs);
+    (channel, divided(carried.take(), sent))
+}
+
+/// The result of a call, for each of its jobs.
+fn divided(jobs: Vec<Job>, sent: Result<Reply, Problem>) -> Vec<(Job, Result<Reply, Problem>)> {
     match sent {
         Ok(reply) => {
             let sizes: Vec<_> = jobs.iter().map(|job| job.message.items).collect();
             jobs.into_iter().zip(reply.split(sizes.into_iter()).map(Ok)).collect()
         }
         Err(problem) => jobs.into_iter().map(|job| (job, Err(problem.clone()))).collect(),
+    }
+}
+
+/// Sends jobs to one server, and waits no longer than a decision may take. While the reply is overdue, others take another
+/// connection.
+async fn send_watched(
+    channel: &Arc<Channel>,
+    carried: &Carried<'_>,
+    at: Option<Timestamp>,
+    shared: &Shared,
+) -> Result<Reply, Problem> {
+    let begun = Instant::now();
+    let mut connection = channel.connection();
+    let mut call = pin!(shared.script.call(&mut connection, messages(&carried.jobs), at));
+    let sent = match timeout(shared.pace.overdue_after(), call.as_mut()).await {
+        Ok(sent) => Some(sent),
+        Err(_) => {
+            let _overdue = channel.overdue();
+            carried.send_chores_again();
+            within(begun + shared.pace.deadline(), call).await
+        }
+    };
+    match sent {
+        Some(Ok(reply)) => {
+            shared.pace.record(begun.elapsed());
+            Ok(reply)
+        }
+        Some(Err(error)) => Err(Problem::Server(error)),
+        None => Err(Problem::Silence(shared.pace.deadline())),
     }
 }
 
@@ -76,6 +149,53 @@ fn messages(jobs: &[Job]) -> impl Iterator<Item = &Message> + Clone {
     jobs.iter().map(|job| &job.message)
 }
 
+/// A call that a caller makes by itself.
+pub(super) type Direct = Pin<Box<dyn Future<Output = Result<Answer, Problem>> + Send>>;
+
+/// A call that its caller has given up at the deadline. Whether the server has failed is for the driver to say: it runs
+/// beside the task that reads replies, so that a busy machine is not taken for a server that does not answer.
+pub(super) struct Late {
+    pub(super) tag: u8,
+    pub(super) channel: Arc<Channel>,
+    pub(super) call: Direct,
+}
+
+/// Sends one decision, which is alone on its way for as long as `idle` lasts.
+pub(super) async fn send_directly(
+    shared: Arc<Shared>,
+    idle: super::Idle,
+    mut answer: Answer,
+    at: Option<Timestamp>,
+) -> Result<Answer, Problem> {
+    let begun = Instant::now();
+    let mut connection = idle.channel.connection();
+    let sent = {
+        let mut call = pin!(shared.script.call(&mut connection, once(answer.message()), at));
+        match timeout(shared.pace.overdue_after(), call.as_mut()).await {
+            Ok(sent) => sent,
+            Err(_) => {
+                let _overdue = idle.channel.overdue();
+                call.await
+            }
+        }
+    };
+    drop(idle);
+    match sent {
+        Ok(reply) => {
+            shared.pace.record(begun.elapsed());
+            answer.arrived(reply);
+            Ok(answer)
+        }
+        Err(error) => {
+            let problem = Problem::Server(error);
+            if !problem.may_have_run() {
+                answer.claim();
+            }
+            Err(problem)
+        }
+    }
+}
+
 /// Why a call has no reply.
 #[derive(Clone)]
 pub(super) enum Problem {
@@ -95,6 +215,11 @@ impl Problem {
                     || matches!(code, "READONLY" | "LOADING" | "NOAUTH" | "MASTERDOWN" | "UNBLOCKED")
             }
         }
+    }
+
+    /// Whether the server itself is the reason, so that another connection to it would be of no use.
+    pub(super) fn is_of_server(&self) -> bool {
+        matches!(self, Self::Server(error) if error.code().is_some())
     }
 
     /// Whether something may have been done all the same.

@@ -9,19 +9,22 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, timeout};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::call::{Carried, Problem, carry};
+use super::call::{Carried, Done, Late, Problem, carry};
+use super::channel::Channel;
 use super::lanes::Lanes;
+use super::pace::{TURNS, within};
 use super::parts::Parts;
+use super::spares::{self, Spares};
 use super::{Ends, Job, Nature, Probe, Settings, Shared, Status, unavailable};
 use crate::address::{Connection, Servers, give_up};
 use crate::answer::{Answer, Chores};
 use crate::breaker::Breaker;
 use crate::script::Script;
 use crate::server;
-use crate::wire::{Message, Reply};
+use crate::wire::Message;
 
 /// Messages of one call.
 pub(crate) const BATCH: usize = 32;
@@ -36,8 +39,9 @@ pub(super) struct Driver {
     inbox: mpsc::Receiver<Job>,
     shared: Arc<Shared>,
     status: watch::Sender<Status>,
-    /// Which connection a caller has found broken.
-    broken: watch::Receiver<u64>,
+    /// Calls that their callers have given up.
+    late: mpsc::UnboundedReceiver<Late>,
+    changed: Arc<Notify>,
     lanes: Lanes,
     unclaimed: Chores,
     probe: Probe,
@@ -51,11 +55,13 @@ enum Stopped {
     Unused,
     /// The connection is of no use.
     Broken,
+    /// No connection has brought a reply for the time of a whole decision.
+    Silent,
 }
 
 impl Driver {
     pub(super) fn new(servers: Servers, settings: Settings, probe: Probe, ends: Ends) -> Self {
-        let Ends { queue, inbox, shared, status, broken, unclaimed } = ends;
+        let Ends { queue, inbox, shared, status, late, changed, unclaimed } = ends;
         Self {
             lanes: Lanes::new(servers.is_cluster()),
             servers: Arc::new(servers),
@@ -63,7 +69,8 @@ impl Driver {
             inbox,
             shared,
             status,
-            broken,
+            late,
+            changed,
             unclaimed,
             probe,
             deadline: settings.deadline,
@@ -73,12 +80,8 @@ impl Driver {
 
     pub(super) async fn run(mut self) {
         let mut wait = FIRST_WAIT;
-        for generation in 1.. {
-            let connected = match connect(Arc::clone(&self.servers), self.give_up).await {
-                Ok(connection) => self.probe(connection).await,
-                Err(problem) => Err(problem),
-            };
-            let connected = match connected {
+        loop {
+            let connected = match self.connect().await {
                 Ok((connection, warnings)) => {
                     self.deliver_chores(&connection).await.map(|()| (connection, warnings))
                 }
@@ -88,16 +91,19 @@ impl Driver {
                 Ok((connection, warnings)) => {
                     let begun = Instant::now();
                     self.shared.script.counts.connections.add(1);
-                    *self.shared.connection.write() = Some((generation, connection.clone()));
+                    let channel = Channel::new(connection, &self.changed);
+                    *self.shared.channel.write() = Some(Arc::clone(&channel));
                     self.shared.breakers.iter().for_each(Breaker::close);
                     self.say(Status::Up(warnings));
-                    let stopped = self.serve(connection, generation).await;
-                    *self.shared.connection.write() = None;
-                    if matches!(stopped, Stopped::Unused) {
-                        return;
+                    let stopped = self.serve(channel).await;
+                    *self.shared.channel.write() = None;
+                    match stopped {
+                        Stopped::Unused => return,
+                        Stopped::Silent => self.shared.breakers.iter().for_each(Breaker::open),
+                        Stopped::Broken => {}
                     }
                     // A server that takes connections and then fails is not connected to again and again.
-                    if begun.elapsed() >= LONGEST_WAIT {
+                    if begun.elapsed() >= 4 * FIRST_WAIT {
                         wait = FIRST_WAIT;
                         continue;
                     }
@@ -115,6 +121,21 @@ impl Driver {
                     }
                     wait = (2 * wait).min(LONGEST_WAIT);
                 }
+            }
+        }
+    }
+
+    /// Connects to a server that will do. While that takes longer than a reply, nobody waits for it.
+    async fn connect(&self) -> Result<(Connection, Vec<String>), String> {
+        let mut attempt = pin!(async {
+            let connection = connect(Arc::clone(&self.servers), self.give_up).await?;
+            self.probe(connection).await
+        });
+        match timeout(self.shared.pace.overdue_after(), attempt.as_mut()).await {
+            Ok(connected) => connected,
+            Err(_) => {
+                self.shared.breakers.iter().for_each(Breaker::open);
+                attempt.await
             }
         }
     }
@@ -162,6 +183,7 @@ impl Driver {
             return Ok(());
         }
         let (shared, unclaimed) = (Arc::clone(&self.shared), self.unclaimed.clone());
+        let channel = Channel::new(connection.clone(), &self.changed);
         loop {
             while self.lanes.has_room_for_chores(false)
                 && let Ok(chore) = self.inbox.try_recv()
@@ -172,9 +194,10 @@ impl Driver {
             if jobs.is_empty() {
                 return Ok(());
             }
-            let carried = Carried { jobs, unclaimed: &unclaimed };
-            let done = carry(connection.clone(), carried, &shared, self.give_up).await;
-            if self.finish(done) {
+            let done =
+                carry(Arc::clone(&channel), Carried::new(jobs, &unclaimed), &shared, self.give_up).await;
+            self.finish(done);
+            if channel.is_broken() {
                 return Err("its connection broke while releases were sent".to_owned());
             }
         }
@@ -187,10 +210,11 @@ impl Driver {
             Ok(loaded) => drop(loaded.map_err(|error| server::explain(&error))?),
             Err(_) => return Err("the script did not run in time".to_owned()),
         }
-        match timeout(self.deadline, script.call(&mut connection, once(&probe), None)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(server::explain(&error)),
-            Err(_) => Err(format!("it takes longer than {:?} to answer", self.deadline)),
+        let call = pin!(script.call(&mut connection, once(&probe), None));
+        match within(Instant::now() + self.deadline, call).await {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => Err(server::explain(&error)),
+            None => Err(format!("it takes longer than {:?} to answer", self.deadline)),
         }
     }
 
@@ -223,13 +247,15 @@ impl Driver {
         }
     }
 
-    async fn serve(&mut self, mut connection: Connection, generation: u64) -> Stopped {
+    async fn serve(&mut self, mut channel: Arc<Channel>) -> Stopped {
         self.lanes.restart();
         let unclaimed = self.unclaimed.clone();
         let cluster = self.servers.is_cluster();
         let shared = Arc::clone(&self.shared);
         let breakers = &shared.breakers;
-        let mut broken = self.broken.clone();
+        let changed = Arc::clone(&self.changed);
+        let mut spares = Spares::default();
+        let (mut connected, mut judged) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut calls = FuturesUnordered::new();
         let mut decisions = Vec::with_capacity(BATCH);
         let mut parts = Parts::default();
@@ -237,7 +263,7 @@ impl Driver {
         let mut demotion = pin!(demoted(Arc::clone(&self.servers), self.give_up));
         let mut ticks = tokio::time::interval(2 * FIRST_WAIT);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut unused, mut tidied) = (false, false);
+        let (mut unused, mut tidied, mut turns) = (false, false, 0);
         loop {
             // Whatever was given back before somebody asked is here by now, and goes first.
             while self.lanes.has_room_for_chores(false)
@@ -245,9 +271,38 @@ impl Driver {
             {
                 self.take_in(chore);
             }
-            while let Some(jobs) = self.lanes.next(breakers) {
-                let carried = Carried { jobs, unclaimed: &unclaimed };
-                calls.push(carry(connection.clone(), carried, &shared, self.give_up));
+            if !cluster {
+                if channel.has_lost_server() {
+                    return Stopped::Broken;
+                }
+                if !channel.is_fit()
+                    && let Some(spare) = spares.take()
+                {
+                    channel = Channel::new(spare, &changed);
+                    *shared.channel.write() = Some(Arc::clone(&channel));
+                    shared.script.counts.connections.add(1);
+                    self.lanes.restart();
+                }
+                if channel.is_broken() && spares.have_failed() && connected.is_empty() {
+                    return Stopped::Broken;
+                }
+                spares.note(channel.is_fit());
+                if channel.is_fit() {
+                    turns = 0;
+                }
+                for _ in connected.len()..spares.wanted() {
+                    connected.push(spares::connect(Arc::clone(&self.servers), spares.patience(self.give_up)));
+                }
+            }
+            while channel.is_fit()
+                && let Some(jobs) = self.lanes.next(breakers, spares.is_disturbed())
+            {
+                calls.push(carry(
+                    Arc::clone(&channel),
+                    Carried::new(jobs, &unclaimed),
+                    &shared,
+                    self.give_up,
+                ));
             }
             // What is left is for parts that are away.
             if unused && tidied && calls.is_empty() {
@@ -256,13 +311,35 @@ impl Driver {
             tokio::select! {
                 biased;
                 Some(done) = calls.next(), if !calls.is_empty() => {
-                    if self.finish(done) && !cluster {
-                        return Stopped::Broken;
+                    if (cluster || Arc::ptr_eq(&done.0, &channel))
+                        && let Some((job, _)) = done.1.first()
+                    {
+                        self.lanes.leave(job.tag);
                     }
+                    self.finish(done);
                 }
+                Some(late) = self.late.recv() => judged.push(judge(late, shared.pace.overdue_after())),
+                Some((tag, channel, result)) = judged.next(), if !judged.is_empty() => match result {
+                    // Nobody waits for it any more: leases are given back.
+                    Some(result) => drop(shared.judged(tag, &channel, result)),
+                    None => {
+                        breakers.of(tag).failed();
+                        channel.give_up(false);
+                    }
+                },
+                Some(spare) = connected.next(), if !connected.is_empty() => spares.connected(spare),
+                () = sleep_until(spares.next_attempt()), if !cluster && spares.have_failed() => {}
+                () = sleep_until(spares.silent_since() + self.deadline), if !cluster && !channel.is_fit() => {
+                    // Those who read replies may not have had their turn yet.
+                    if turns >= TURNS {
+                        return Stopped::Silent;
+                    }
+                    turns += 1;
+                    tokio::task::yield_now().await;
+                }
+                () = changed.notified() => {}
                 () = breakers.of(0).opened(), if !cluster => return Stopped::Broken,
                 () = &mut demotion, if self.servers.has_sentinels() => return Stopped::Broken,
-                Ok(_) = broken.wait_for(|&broken| broken == generation) => return Stopped::Broken,
                 Some((tag, back)) = probes.next(), if !probes.is_empty() => {
                     if back {
                         breakers.of(tag).close();
@@ -277,7 +354,7 @@ impl Driver {
                         // served.
                         if parts.look_outdated() && connecting.is_empty() {
                             let tags = (0..=u8::MAX).step_by(16).map(|tag| (tag, (self.probe)(tag))).collect();
-                            let old = (connection.clone(), tags, self.deadline, &shared.script);
+                            let old = (channel.connection(), tags, self.deadline, &shared.script);
                             connecting.push(connect_anew(Arc::clone(&self.servers), self.give_up, old));
                         }
                     }
@@ -285,8 +362,8 @@ impl Driver {
                 Some(connected) = connecting.next(), if !connecting.is_empty() => match connected {
                     Some(anew) => {
                         shared.script.counts.connections.add(1);
-                        *shared.connection.write() = Some((generation, anew.clone()));
-                        connection = anew;
+                        channel = Channel::new(anew, &changed);
+                        *shared.channel.write() = Some(Arc::clone(&channel));
                     }
                     None => return Stopped::Broken,
                 },
@@ -294,7 +371,7 @@ impl Driver {
                     // Some that are left alone are asked whether their servers are back.
                     for tag in breakers.some_open(parts.to_probe(Instant::now())) {
                         let message = (self.probe)(tag);
-                        probes.push(probe_later(connection.clone(), tag, message, self.deadline, &shared.script));
+                        probes.push(probe_later(channel.connection(), tag, message, self.deadline, &shared.script));
                     }
                 }
                 count = self.queue.recv_many(&mut decisions, BATCH), if !unused && self.lanes.has_room() => {
@@ -318,19 +395,18 @@ impl Driver {
         }
     }
 
-    /// Tells every caller of a call what it is waiting for. Whether the connection must not be used again.
-    fn finish(&mut self, done: Vec<(Job, Result<Reply, Problem>)>) -> bool {
-        let mut is_broken = false;
-        if let Some((job, _)) = done.first() {
-            self.lanes.leave(job.tag);
-        }
-        // One call that fails is one failure, however many share it.
-        let mut failed = false;
+    /// Tells every caller of a call what it is waiting for.
+    fn finish(&mut self, (channel, done): Done) {
+        // One call that fails is one failure, and one that succeeds one success, however many share it.
+        let mut is_counted = false;
         for (mut job, result) in done {
             let breaker = self.shared.breakers.of(job.tag);
+            let is_first = !std::mem::replace(&mut is_counted, true);
             match result {
                 Ok(reply) => {
-                    breaker.succeeded();
+                    if is_first {
+                        breaker.succeeded();
+                    }
                     let mut answer = Answer::awaited(job.tag, job.message, &self.unclaimed);
                     answer.arrived(reply);
                     match job.reply {
@@ -340,15 +416,16 @@ impl Driver {
                     }
                 }
                 Err(problem) => {
-                    if !failed {
+                    if is_first {
                         breaker.failed();
-                        failed = true;
                     }
-                    if problem.is_silence() {
+                    if channel.is_cluster() && problem.is_silence() {
                         // Chores go on being sent where nobody asks and fails, and each of these would be waited for.
                         breaker.open();
                     }
-                    is_broken |= problem.is_fatal();
+                    if !channel.is_cluster() && problem.is_fatal() {
+                        channel.give_up(problem.is_of_server());
+                    }
                     self.shared.complain(&problem);
                     if let Some(reply) = job.reply.take() {
                         let _ = reply.send(Err(unavailable(&problem.describe())));
@@ -359,7 +436,6 @@ impl Driver {
                 }
             }
         }
-        is_broken
     }
 }
 
@@ -368,6 +444,13 @@ async fn connect(servers: Arc<Servers>, give_up: Duration) -> Result<Connection,
         Ok(connected) => connected.map_err(|error| server::explain(&error)),
         Err(_) => Err("no connection in time".to_owned()),
     }
+}
+
+/// Waits a moment longer for a call that its caller has given up.
+async fn judge(late: Late, time: Duration) -> (u8, Arc<Channel>, Option<Result<Answer, Problem>>) {
+    let Late { tag, channel, mut call } = late;
+    let result = within(Instant::now() + time, call.as_mut()).await;
+    (tag, channel, result)
 }
 
 /// Waits until sentinels name another primary. The old one may live on for a while, and would take what nobody hears of.

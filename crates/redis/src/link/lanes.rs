@@ -9,7 +9,7 @@ use crate::breaker::Breaker;
 /// Calls that are on their way at the same time. While little waits, more would leave less to share; when whole batches
 /// wait, there may be more, so that the server always has something to do.
 const CALLS: usize = 2;
-const FULL_CALLS: usize = 16;
+const FULL_CALLS: usize = 4;
 /// Chores beyond which decisions do not wait for all of them any more: they have piled up in an outage.
 const FLOOD: usize = 32 * BATCH;
 
@@ -75,14 +75,16 @@ impl Lanes {
 
     /// Jobs that can share a call: of one tag and one moment. Chores first, so that who gives a lease back and then asks
     /// finds its place free; those of a part that is left alone wait.
-    pub(super) fn next(&mut self, breakers: &ByTag<Breaker>) -> Option<Vec<Job>> {
+    ///
+    /// While replies get lost or come late, there is one call at a time, so that no other waits behind one that fails.
+    pub(super) fn next(&mut self, breakers: &ByTag<Breaker>, is_disturbed: bool) -> Option<Vec<Job>> {
         let is_cluster = self.lanes.len() > 1;
         while let Some(tag) = self.due.pop_front() {
             let lane = self.lanes.of_mut(tag);
             lane.is_due = false;
             let before = (lane.chores.len(), lane.decisions.len());
             let most = match before.0 + before.1 {
-                _ if is_cluster => 1,
+                _ if is_cluster || is_disturbed => 1,
                 BATCH.. => FULL_CALLS,
                 _ => CALLS,
             };

@@ -5,7 +5,9 @@
 //! call -> breaker open? fail at once
 //!      -> nothing on its way or before it? send it, and wait for the reply
 //!      -> else queue (bounded) -> driver -> EVALSHA of up to 32 chores and decisions -> reply to each
-//!      -> no reply within the deadline: fail; the breaker counts it
+//!      -> no reply within the deadline: fail
+//!      -> a reply is overdue: the next calls take another connection, which was opened beforehand
+//!      -> a call without a reply: the breaker counts it
 //! ```
 //!
 //! A call that may have been charged is never sent again. `NOSCRIPT` and redirects are followed: then nothing has run.
@@ -14,25 +16,30 @@
 //! is doing it once.
 
 mod call;
+mod channel;
 mod driver;
 mod lanes;
+mod pace;
 mod parts;
+mod spares;
 
-use std::iter::once;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::Timestamp;
 use tollgate_core::store::StoreError;
 
-use self::call::Problem;
+use self::call::{Direct, Late, Problem, send_directly};
+use self::channel::Channel;
 pub(crate) use self::driver::BATCH;
 use self::driver::Driver;
-use crate::address::{Connection, Servers};
+use self::pace::{Pace, within};
+use crate::address::Servers;
 use crate::answer::{Answer, Chores, Pending};
 use crate::breaker::Breaker;
 use crate::script::Script;
@@ -58,7 +65,8 @@ pub(crate) struct Link {
     chores: Chores,
     shared: Arc<Shared>,
     status: watch::Receiver<Status>,
-    broken: watch::Sender<u64>,
+    /// Calls that their callers have given up.
+    late: mpsc::UnboundedSender<Late>,
     deadline: Duration,
     max_waiting: usize,
 }
@@ -83,8 +91,9 @@ struct Shared {
     breakers: ByTag<Breaker>,
     /// Chores that are not done yet.
     chores: Arc<ByTag<AtomicUsize>>,
-    /// The connection in use, and which it is.
-    connection: RwLock<Option<(u64, Connection)>>,
+    /// The connection in use.
+    channel: RwLock<Option<Arc<Channel>>>,
+    pace: Pace,
     /// Calls on their way.
     calls: AtomicUsize,
     /// Decisions whose callers wait.
@@ -100,8 +109,9 @@ struct Ends {
     inbox: mpsc::Receiver<Job>,
     shared: Arc<Shared>,
     status: watch::Sender<Status>,
-    /// Which connection a caller has found broken.
-    broken: watch::Receiver<u64>,
+    late: mpsc::UnboundedReceiver<Late>,
+    /// Told when a channel has become fit or unfit.
+    changed: Arc<Notify>,
     unclaimed: Chores,
 }
 
@@ -176,14 +186,15 @@ impl Link {
         let shared = Arc::new(Shared {
             breakers: ByTag::new(is_cluster),
             chores: Arc::new(ByTag::new(is_cluster)),
-            connection: RwLock::default(),
+            channel: RwLock::default(),
+            pace: Pace::new(settings.deadline),
             calls: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             script: Script::default(),
             fault: Mutex::default(),
         });
         let (say, status) = watch::channel(Status::Connecting);
-        let (broken, is_broken) = watch::channel(0);
+        let (late, judged) = mpsc::unbounded_channel();
         let chores = Chores::new(chores, Arc::clone(&shared.script.counts), Arc::clone(&shared.chores));
         let driver = Driver::new(
             servers,
@@ -194,20 +205,13 @@ impl Link {
                 inbox,
                 shared: Arc::clone(&shared),
                 status: say,
-                broken: is_broken,
+                late: judged,
+                changed: Arc::default(),
                 unclaimed: chores.downgrade(),
             },
         );
         tokio::spawn(driver.run());
-        Self {
-            jobs,
-            chores,
-            shared,
-            status,
-            broken,
-            deadline: settings.deadline,
-            max_waiting: settings.queue,
-        }
+        Self { jobs, chores, shared, status, late, deadline: settings.deadline, max_waiting: settings.queue }
     }
 
     /// Waits until it is known whether the servers answer.
@@ -264,9 +268,9 @@ impl Link {
             counts.failed.add(1);
             return Err(unavailable("too many decisions are waiting for it"));
         }
-        let idle = if in_order { None } else { self.shared.connection_if_idle(tag) };
+        let idle = if in_order { None } else { self.shared.channel_if_idle(tag) };
         let answer = match idle {
-            Some(idle) => timeout_at(deadline, self.call_directly(idle, tag, message, at)).await,
+            Some(idle) => self.call_directly(idle, tag, message, at, deadline).await,
             None => {
                 let (reply, answer) = oneshot::channel();
                 let reply = Some(reply);
@@ -275,11 +279,15 @@ impl Link {
                     counts.failed.add(1);
                     return Err(unavailable("too many decisions are waiting for it"));
                 }
-                timeout_at(deadline, received(answer)).await
+                within(deadline, pin!(received(answer))).await
             }
         };
-        let answer = answer.unwrap_or_else(|_| {
-            breaker.failed();
+        let answer = answer.unwrap_or_else(|| {
+            // One server is judged by its calls, of which each may carry many decisions. In a cluster a call is waited for
+            // longer than a decision.
+            if self.has_slots() {
+                breaker.failed();
+            }
             counts.late.add(1);
             Err(unavailable(&format!("no answer within {:?}", self.deadline)))
         });
@@ -289,34 +297,24 @@ impl Link {
         answer
     }
 
+    /// Sends a decision over the idle connection. None if there was no reply by the deadline.
     async fn call_directly(
         &self,
-        idle: Idle<'_>,
+        idle: Idle,
         tag: u8,
         message: Message,
         at: Option<Timestamp>,
-    ) -> Result<Answer, StoreError> {
-        let Idle { generation, mut connection, .. } = idle;
+        deadline: Instant,
+    ) -> Option<Result<Answer, StoreError>> {
+        let channel = Arc::clone(&idle.channel);
         // If this is given up on the way, leases that it may have taken are given back.
-        let mut answer = Answer::awaited(tag, message, &self.chores);
-        let breaker = self.shared.breakers.of(tag);
-        match self.shared.script.call(&mut connection, once(answer.message()), at).await {
-            Ok(reply) => {
-                breaker.succeeded();
-                answer.arrived(reply);
-                Ok(answer)
-            }
-            Err(error) => {
-                breaker.failed();
-                let problem = Problem::Server(error);
-                self.shared.complain(&problem);
-                if !problem.may_have_run() {
-                    answer.claim();
-                }
-                if problem.is_fatal() && !self.has_slots() {
-                    self.broken.send_replace(generation);
-                }
-                Err(unavailable(&problem.describe()))
+        let answer = Answer::awaited(tag, message, &self.chores);
+        let mut call: Direct = Box::pin(send_directly(Arc::clone(&self.shared), idle, answer, at));
+        match within(deadline, call.as_mut()).await {
+            Some(result) => Some(self.shared.judged(tag, &channel, result)),
+            None => {
+                let _ = self.late.send(Late { tag, channel, call });
+                None
             }
         }
     }
@@ -378,10 +376,15 @@ fn unavailable(why: &str) -> StoreError {
 }
 
 /// The right to use the connection while nobody else does.
-struct Idle<'s> {
-    generation: u64,
-    connection: Connection,
-    _call: OnItsWay<'s>,
+struct Idle {
+    channel: Arc<Channel>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        self.shared.calls.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Counts for as long as it lasts.
@@ -411,15 +414,32 @@ impl Shared {
         }
     }
 
-    /// The connection, if nothing is on its way and no chore waits that came before.
-    fn connection_if_idle(&self, tag: u8) -> Option<Idle<'_>> {
+    /// What a call that one caller made came to, and what it says of the server.
+    fn judged(
+        &self,
+        tag: u8,
+        channel: &Channel,
+        result: Result<Answer, Problem>,
+    ) -> Result<Answer, StoreError> {
+        let breaker = self.breakers.of(tag);
+        result.inspect(|_| breaker.succeeded()).map_err(|problem| {
+            breaker.failed();
+            self.complain(&problem);
+            if problem.is_fatal() && !channel.is_cluster() {
+                channel.give_up(problem.is_of_server());
+            }
+            unavailable(&problem.describe())
+        })
+    }
+
+    /// The connection, if it is fit, nothing is on its way and no chore waits that came before.
+    fn channel_if_idle(self: &Arc<Self>, tag: u8) -> Option<Idle> {
         if self.chores.of(tag).load(Ordering::Acquire) > 0 {
             return None;
         }
+        let channel = self.channel.read().as_ref().filter(|channel| channel.is_fit()).map(Arc::clone)?;
         self.calls.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let call = OnItsWay(&self.calls);
-        let (generation, connection) = self.connection.read().clone()?;
-        Some(Idle { generation, connection, _call: call })
+        Some(Idle { channel, shared: Arc::clone(self) })
     }
 }
 

@@ -41,7 +41,7 @@ impl Pace {
 }
 
 /// How often other tasks get their turn after a deadline, and for how long, before it counts as missed.
-pub(super) const TURNS: u32 = 3;
+pub(super) const TURNS: u32 = 4;
 const GRACE: Duration = Duration::from_millis(2);
 
 /// Waits for something until a deadline. None if it did not come.
@@ -55,12 +55,13 @@ pub(super) async fn within<F: Future + ?Sized>(
     if let Ok(output) = timeout_at(deadline, awaited.as_mut()).await {
         return Some(output);
     }
+    let expired = Instant::now();
     for _ in 0..TURNS {
         tokio::task::yield_now().await;
         if let Poll::Ready(output) = poll_fn(|context| Poll::Ready(awaited.as_mut().poll(context))).await {
             return Some(output);
         }
-        if deadline.elapsed() > GRACE {
+        if expired.elapsed() > GRACE {
             break;
         }
     }
