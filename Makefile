@@ -35,7 +35,7 @@ bench-gateway: ## measure the gateway beside nginx, HAProxy and Envoy
 	$(CARGO) run --manifest-path bench/Cargo.toml --bin gateway -- --tollgate $(TARGET)/release/tollgate
 
 SOAK_SECONDS ?= 600
-soak: setup ## minutes of mixed traffic while Redis restarts; SOAK_SECONDS=180 for less
+soak: setup ## minutes of mixed traffic on 2,000 connections, with reloads and outages; SOAK_SECONDS=60 for less
 	$(CARGO) build --release
 	SOAK_BINARY=$(abspath $(TARGET))/release/tollgate SOAK_SECONDS=$(SOAK_SECONDS) \
 		$(CARGO) test -p tollgate-daemon --all-features --test tests soak:: -- --ignored --nocapture
