@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot set itself up fails")]
 
 use tollgate_core::Nanos;
-use tollgate_core::policy::{Facts, Mistakes, Policy, Protocol, parse_server};
+use tollgate_core::policy::{
+    AddedHeaders, ConnectionLimits, Facts, Mistakes, Policy, Protocol, parse_server,
+};
 
 fn read(gateway: &str) -> Policy {
     Policy::read(&format!("limiters: {{}}\ngateway:\n{gateway}\n")).unwrap().0
@@ -22,8 +24,10 @@ fn everything_has_a_value_if_nothing_is_said() {
     assert_eq!((gateway.listen.as_deref(), policy.admin_listen()), (None, None));
     assert!(gateway.upstreams.is_empty() && gateway.tls.is_none() && !gateway.proxy_protocol);
     let times = gateway.timeouts;
-    let secs = [times.head, times.body, times.connect, times.answer, times.idle, times.drain];
-    assert_eq!(secs, [10, 30, 3, 60, 75, 30].map(Nanos::from_secs));
+    let secs = [times.head, times.body, times.connect, times.queue, times.answer, times.idle, times.drain];
+    assert_eq!(secs, [10, 30, 3, 3, 60, 75, 30].map(Nanos::from_secs));
+    assert_eq!(gateway.connections, ConnectionLimits::default());
+    assert!(!gateway.allow_trace && gateway.added_headers == AddedHeaders::default());
     assert_eq!((gateway.sizes.head, gateway.sizes.body), (65_536, None));
     assert_eq!(policy.upstream_of(&Facts::default()), None);
 }
@@ -185,4 +189,43 @@ fn no_two_upstreams_have_one_name() {
     let policy = policy.with_servers(Vec::new());
     let names: Vec<&str> = policy.gateway().upstreams.iter().map(|upstream| &*upstream.name).collect();
     assert_eq!(names, ["default", "all"]);
+}
+
+#[test]
+fn limits_of_connections_are_those_of_the_upstream_or_else_of_the_gateway() {
+    let policy = read(
+        "  max_upstream_connections: 200
+  max_upstream_queue: 0
+  timeouts: { queue: 500ms }
+  upstream: http://10.0.0.5:9000
+  upstreams:
+    slow: { match: [/slow], servers: http://10.0.0.6:9000, max_connections: 16 }",
+    );
+    let gateway = policy.gateway();
+    assert_eq!(gateway.timeouts.queue, Nanos::new(500_000_000));
+    let limits = |at: usize| {
+        let limits = gateway.upstreams[at].connections.or(gateway.connections);
+        (limits.max_connections, limits.max_queue)
+    };
+    assert_eq!((limits(0), limits(1)), ((Some(16), Some(0)), (Some(200), Some(0))));
+    for (wrong, said) in [
+        ("  max_upstream_connections: 0", "1 or more"),
+        ("  max_upstream_connections: -5", "cannot be negative"),
+        ("  max_upstream_connections: 65536", "65535 is the most"),
+        ("  max_upstream_queue: -1", "cannot be negative"),
+        ("  timeouts: { queue: 0s }", "`queue`"),
+        ("  max_connections: 5", "max_upstream_connections"),
+        ("  upstreams: { a: { servers: http://a, max_conections: 5 } }", "max_connections"),
+    ] {
+        assert!(mistakes(wrong).contains(said), "{wrong}: {}", mistakes(wrong));
+    }
+}
+
+#[test]
+fn headers_that_are_added_and_trace_are_asked_for_by_name() {
+    let policy = read("  add_headers: [x-real-ip, via]\n  allow_trace: yes");
+    assert_eq!(policy.gateway().added_headers, AddedHeaders { real_ip: true, via: true });
+    assert!(policy.gateway().allow_trace);
+    assert!(read("  add_headers: via").gateway().added_headers.via);
+    assert!(mistakes("  add_headers: x-real-ipp").contains("x-real-ip"));
 }

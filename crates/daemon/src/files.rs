@@ -26,8 +26,8 @@ pub(crate) fn for_admin(files: u64) -> usize {
     usize::try_from((files / 16).clamp(4, KEPT_FOR_ADMIN)).unwrap_or(4)
 }
 
-/// How many clients there is room for: each may need a connection with a server, too.
-pub(crate) fn clients_within(files: u64, threads: usize) -> usize {
+/// How many clients there is room for, and how many connections to all servers together: half of the files each.
+pub(crate) fn connections_within(files: u64, threads: usize) -> usize {
     let kept = KEPT + for_admin(files) as u64 + KEPT_PER_THREAD.saturating_mul(threads as u64);
     usize::try_from(files.saturating_sub(kept) / 2).unwrap_or(usize::MAX).max(1)
 }

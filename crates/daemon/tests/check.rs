@@ -349,12 +349,16 @@ gateway:
   listen: 127.0.0.1:8080
   upstream: http://127.0.0.1:9000
   upstreams:
-    reports: { servers: [http://127.0.0.1:9001, http://127.0.0.1:9002], match: /reports/*, protocol: http2, workers: 50, health: { path: /healthz, every: 5s, timeout: 2s } }
+    reports: { servers: [http://127.0.0.1:9001, http://127.0.0.1:9002], match: /reports/*, protocol: http2, workers: 50, max_connections: 100, max_queue: 50, health: { path: /healthz, every: 5s, timeout: 2s } }
     search: { servers: https://127.0.0.1:9003, match: [GET /search], health: /healthz, ca: ca.pem }
   tls: { certificate: server.pem, key: server.key, client_ca: ca.pem }
   proxy_protocol: yes
   encoded_slashes: yes
-  timeouts: { head: 10s, body: 30s, connect: 3s, answer: 60s, whole: 1h, idle: 75s, notice: 5s, drain: 30s }
+  allow_trace: yes
+  add_headers: [x-real-ip, via]
+  max_upstream_connections: 500
+  max_upstream_queue: 0
+  timeouts: { head: 10s, body: 30s, connect: 3s, queue: 3s, answer: 60s, whole: 1h, idle: 75s, notice: 5s, drain: 30s }
   max_head: 64KB
   max_body: 10MB
   min_rate: 1KB

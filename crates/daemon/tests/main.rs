@@ -7,6 +7,7 @@ mod conformance_redis;
 mod differential;
 mod gateway;
 mod gateway_conformance;
+mod gateway_connections;
 mod gateway_drain;
 mod gateway_faithful;
 mod gateway_http1;

@@ -68,6 +68,8 @@ const fn field(name: &'static str, about: &'static str, shape: Shape) -> Field {
 
 /// One or more.
 const SOME: Shape = Within(1, u64::MAX);
+/// The most connections to one server: more than one address can have to another.
+pub(crate) const MAX_CONNECTIONS: u64 = 65_535;
 /// The most places that a fleet can have.
 const FLEET: u64 = u32::MAX as u64;
 
@@ -375,6 +377,26 @@ pub(crate) static GATEWAY: &[Field] = &[
         "Whether paths may have %2F, which some servers read as a slash and others do not: no unless said otherwise.",
         Words(YES_OR_NO),
     ),
+    field(
+        "allow_trace",
+        "Whether TRACE requests are forwarded: no by default, and they are answered 405.",
+        Words(YES_OR_NO),
+    ),
+    field(
+        "add_headers",
+        "Headers that are added to forwarded requests besides X-Forwarded-For, -Proto and -Host: `x-real-ip`, `via`.",
+        Some(&Words(ADDED_HEADERS)),
+    ),
+    field(
+        "max_upstream_connections",
+        "The most connections to each server: 1024 by default, and fewer if the limit of open files is low.",
+        Within(1, MAX_CONNECTIONS),
+    ),
+    field(
+        "max_upstream_queue",
+        "The most requests that wait for a connection to each server: 1024 by default. More are answered 503.",
+        Whole,
+    ),
     field("timeout", "How long the gateway waits for an answer: 60s unless said otherwise.", SomeTime),
     field("timeouts", "How long the gateway waits for what.", Map(TIMEOUTS)),
     field("max_head", "The largest head of a request: 64KB unless said otherwise.", Size),
@@ -393,6 +415,7 @@ pub(crate) static GATEWAY: &[Field] = &[
 ];
 
 pub(crate) static YES_OR_NO: &[&str] = &["yes", "no", "true", "false", "on", "off"];
+pub(crate) static ADDED_HEADERS: &[&str] = &["x-real-ip", "via"];
 pub(crate) static LOGGED: &[&str] = &["all", "refused"];
 pub(crate) static PROTOCOLS: &[&str] = &["auto", "http1", "http2"];
 
@@ -419,6 +442,16 @@ pub(crate) static UPSTREAM: &[Field] = &[
         Text,
     ),
     field("workers", "How many requests each server can work on at once, for `source: upstreams`.", SOME),
+    field(
+        "max_connections",
+        "The most connections to each of its servers, in place of `max_upstream_connections`.",
+        Within(1, MAX_CONNECTIONS),
+    ),
+    field(
+        "max_queue",
+        "The most requests that wait for a connection to each of its servers, in place of `max_upstream_queue`.",
+        Whole,
+    ),
 ];
 
 pub(crate) static HEALTH: &[Field] = &[
@@ -445,6 +478,11 @@ pub(crate) static TIMEOUTS: &[Field] = &[
         SomeTime,
     ),
     field("connect", "For a connection with a server: 3s unless said otherwise.", SomeTime),
+    field(
+        "queue",
+        "For a connection to become free, when all connections to a server are in use: 3s by default.",
+        SomeTime,
+    ),
     field("answer", "For the head of an answer, and for more of it: 60s unless said otherwise.", SomeTime),
     field(
         "whole",

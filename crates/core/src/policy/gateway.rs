@@ -20,6 +20,12 @@ pub struct Gateway {
     pub proxy_protocol: bool,
     /// Whether paths may have `%2F`, which limiters read as no slash. Servers behind the gateway may think otherwise.
     pub encoded_slashes: bool,
+    /// Whether TRACE requests are forwarded.
+    pub allow_trace: bool,
+    /// Headers that are added to forwarded requests besides `X-Forwarded-*`.
+    pub added_headers: AddedHeaders,
+    /// The most connections to each server, and the longest queue for them, unless the upstream has its own.
+    pub connections: ConnectionLimits,
     /// Whom requests are passed on to. The first whose conditions hold is taken.
     pub upstreams: Vec<Upstream>,
     /// How long it waits for what.
@@ -30,6 +36,38 @@ pub struct Gateway {
     pub access_log: Option<String>,
     /// Whether the access log holds only what was not answered well.
     pub log_only_refused: bool,
+}
+
+/// Headers that are added to forwarded requests only if the policy asks for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddedHeaders {
+    /// `X-Real-IP`: the address of the client.
+    pub real_ip: bool,
+    /// `Via`: `1.1 tollgate`.
+    pub via: bool,
+}
+
+/// How many connections there may be to each server, and how many requests may wait for one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// The most connections, if the policy sets it.
+    pub max_connections: Option<u64>,
+    /// The most requests in the queue, if the policy sets it.
+    pub max_queue: Option<u64>,
+}
+
+impl ConnectionLimits {
+    /// What applies where a policy sets nothing, to connections as well as to the queue.
+    pub const DEFAULT: u64 = 1024;
+
+    /// These limits, and those of another where these set nothing.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            max_connections: self.max_connections.or(other.max_connections),
+            max_queue: self.max_queue.or(other.max_queue),
+        }
+    }
 }
 
 /// A certificate and its key, in files.
@@ -58,6 +96,8 @@ pub struct Upstream {
     pub ca: Option<String>,
     /// How many requests each of its servers can work on at once, if that is what utilization is measured by.
     pub workers: Option<u64>,
+    /// Its own limits of connections, where they differ from those of the gateway.
+    pub connections: ConnectionLimits,
     pub(super) matches: Vec<Condition>,
 }
 
@@ -121,6 +161,8 @@ pub struct Timeouts {
     pub body: Nanos,
     /// For a connection with a server.
     pub connect: Nanos,
+    /// For a connection to become free, when all connections to a server are in use.
+    pub queue: Nanos,
     /// For the head of an answer once the request has gone, and for more of its body.
     pub answer: Nanos,
     /// For the whole body of a request, and for the whole of an answer, if there is a bound.
@@ -135,8 +177,9 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        let [head, body, connect, answer, idle, drain] = [10, 30, 3, 60, 75, 30].map(Nanos::from_secs);
-        Self { head, body, connect, answer, whole: None, idle, notice: Nanos::ZERO, drain }
+        let [head, body, connect, queue, answer, idle, drain] =
+            [10, 30, 3, 3, 60, 75, 30].map(Nanos::from_secs);
+        Self { head, body, connect, queue, answer, whole: None, idle, notice: Nanos::ZERO, drain }
     }
 }
 

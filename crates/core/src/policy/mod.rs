@@ -59,8 +59,8 @@ use crate::worker::{Source, WorkerSettings};
 
 pub use facts::{Facts, Headers, Said};
 pub use gateway::{
-    Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, address_in_url, parse_address,
-    parse_server,
+    AddedHeaders, ConnectionLimits, Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream,
+    address_in_url, parse_address, parse_server,
 };
 pub use identify::{NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};

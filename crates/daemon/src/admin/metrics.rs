@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use tollgate::{FleetUse, Limiter, LimiterReport, LimiterStats, Mode, Timings};
 
-use crate::gateway::{BOUNDS, Shared};
+use crate::gateway::{BOUNDS, ServerLoad, Shared};
 use crate::store::AnyStore;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -176,7 +176,8 @@ impl Collector for Snapshot {
         self.requests(encoder)?;
         self.policy(encoder)?;
         self.store(encoder)?;
-        self.doors(encoder)
+        self.doors(encoder)?;
+        self.upstream_connections(encoder)
     }
 }
 
@@ -528,7 +529,7 @@ impl Snapshot {
         gauges(
             encoder,
             "upstream_requests_in_flight",
-            "Requests that were passed on and have not ended",
+            "Requests that were passed on and have not ended, with those that wait for a connection",
             None,
             &in_flight,
         )?;
@@ -555,6 +556,57 @@ impl Snapshot {
             None,
             &up,
         )
+    }
+
+    /// Connections to servers, and the queues for them.
+    fn upstream_connections(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let site = self.gateway.site.load();
+        let servers: Vec<(&str, String, ServerLoad)> = site
+            .upstreams
+            .iter()
+            .flat_map(|upstream| upstream.servers.iter().map(move |server| (upstream, server)))
+            .map(|(upstream, server)| (&*upstream.policy.name, server.address.to_string(), server.load()))
+            .collect();
+        let (mut connections, mut most): (Samples<'_, f64>, Samples<'_, f64>) = Default::default();
+        let (mut queued, mut rejections): (Samples<'_, f64>, Samples<'_, u64>) = Default::default();
+        for (upstream, server, load) in &servers {
+            let labels = || vec![("upstream", *upstream), ("server", server.as_str())];
+            for (state, count) in [("active", load.active), ("idle", load.idle)] {
+                connections.push(([labels(), vec![("state", state)]].concat(), count as f64));
+            }
+            most.push((labels(), load.max_connections as f64));
+            queued.push((labels(), load.queued as f64));
+            for (reason, count) in load.rejections {
+                rejections.push(([labels(), vec![("reason", reason)]].concat(), count));
+            }
+        }
+        let about = "Connections to a server; the idle ones wait for a request";
+        gauges(encoder, "upstream_connections", about, None, &connections)?;
+        let about = "The most connections to a server (max_connections, and the limit of open files)";
+        gauges(encoder, "upstream_connections_max", about, None, &most)?;
+        let about = "Requests that wait for a connection to a server";
+        gauges(encoder, "upstream_queue_length", about, None, &queued)?;
+        let about = "Requests that were answered 503 because all connections to a server were in use";
+        counters(encoder, "upstream_rejections", about, &rejections)?;
+        let about = "How long requests have waited for a connection to become free";
+        let seconds = Some(&Unit::Seconds);
+        let mut waits =
+            encoder.encode_descriptor("upstream_queue_duration", about, seconds, MetricType::Histogram)?;
+        for upstream in &site.upstreams {
+            let (mut sum, mut buckets) = (0.0, vec![0; BOUNDS.len() + 1]);
+            for (seconds, counts) in upstream.servers.iter().map(|server| server.waits().read()) {
+                sum += seconds;
+                buckets.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket += count);
+            }
+            let bounds = BOUNDS.iter().map(|micros| *micros as f64 / 1e6).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(buckets).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let labels = [("upstream", &*upstream.policy.name)];
+            waits
+                .encode_family(&Labels(&labels))?
+                .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
     }
 }
 

@@ -79,10 +79,18 @@ pub(super) async fn of(limiter: &Limiter<AnyStore>, gateway: &Arc<Shared>) -> Va
     };
     let site = gateway.site.load();
     let upstreams = site.upstreams.iter().map(|upstream| {
-        let servers = upstream
-            .servers
-            .iter()
-            .map(|server| json!({ "url": server.address.to_string(), "well": server.is_well() }));
+        let servers = upstream.servers.iter().map(|server| {
+            let load = server.load();
+            json!({
+                "url": server.address.to_string(),
+                "well": server.is_well(),
+                "connections": load.active,
+                "idle_connections": load.idle,
+                "max_connections": load.max_connections,
+                "queued": load.queued,
+                "rejected": load.rejections.iter().map(|(_, count)| count).sum::<u64>(),
+            })
+        });
         json!({
             "name": &*upstream.policy.name,
             "in_flight": upstream.in_flight.load(Ordering::Relaxed),
@@ -201,8 +209,18 @@ pub fn lines(status: &Value) -> Vec<String> {
             .into_iter()
             .flatten()
             .map(|server| {
-                let state = if server["well"].as_bool().unwrap_or(true) { "" } else { " ILL" };
-                format!("{}{state}", text(&server["url"]))
+                let mut line = text(&server["url"]);
+                if !server["well"].as_bool().unwrap_or(true) {
+                    line += " ILL";
+                }
+                let (queued, rejected) = (number(&server["queued"]), number(&server["rejected"]));
+                if queued + rejected > 0 {
+                    let (used, most) = (number(&server["connections"]), number(&server["max_connections"]));
+                    line += &format!(
+                        " ({used} of {most} connections in use, {queued} requests queued, {rejected} rejected)"
+                    );
+                }
+                line
             })
             .collect();
         lines.push(format!(

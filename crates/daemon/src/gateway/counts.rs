@@ -9,6 +9,31 @@ pub(crate) const BOUNDS: [u64; 14] = [
     5_000_000, 10_000_000,
 ];
 
+/// How long something took, counted in buckets.
+#[derive(Debug, Default)]
+pub(crate) struct Durations {
+    /// Each time is in the first bucket that holds it.
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Durations {
+    pub(super) fn record(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS.partition_point(|bound| *bound < micros);
+        if let Some(count) = self.buckets.get(bucket) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// The sum in seconds, and how many there are in each bucket.
+    pub(crate) fn read(&self) -> (f64, Vec<u64>) {
+        let sum = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        (sum, self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect())
+    }
+}
+
 /// Numbers that only grow, but for those in flight and open.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -26,9 +51,8 @@ pub(crate) struct Counts {
     pub(crate) upstream_failures: AtomicU64,
     /// Answers by the first digit of their status; those of clients that went away before there was one are the first.
     by_status: [AtomicU64; 6],
-    /// Answers by the time that they took, each in the first bucket that holds it.
-    buckets: [AtomicU64; BOUNDS.len() + 1],
-    micros: AtomicU64,
+    /// Answers by the time that they took.
+    took: Durations,
 }
 
 impl Counts {
@@ -39,12 +63,7 @@ impl Counts {
         if let Some(count) = self.by_status.get(class) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        let bucket = BOUNDS.partition_point(|bound| *bound < micros);
-        if let Some(count) = self.buckets.get(bucket) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-        self.micros.fetch_add(micros, Ordering::Relaxed);
+        self.took.record(took);
     }
 
     /// Answers by kind of status.
@@ -55,7 +74,6 @@ impl Counts {
 
     /// The sum of all times in seconds, and how many there are in each bucket.
     pub(crate) fn times(&self) -> (f64, Vec<u64>) {
-        let sum = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
-        (sum, self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect())
+        self.took.read()
     }
 }

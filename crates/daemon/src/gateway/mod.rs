@@ -7,6 +7,7 @@ mod alarm;
 mod body;
 mod calm;
 mod connection;
+mod connection_limit;
 mod counts;
 mod doing;
 mod fields;
@@ -20,6 +21,7 @@ mod pool;
 mod problem;
 mod proxy_protocol;
 mod request;
+mod shelf;
 mod site;
 mod stream;
 mod tls;
@@ -45,6 +47,7 @@ use tollgate::Limiter;
 use tollgate_core::policy::Policy;
 
 pub(crate) use self::counts::{BOUNDS, Counts};
+pub(crate) use self::pool::ServerLoad;
 use self::site::{Site, Watch};
 pub(crate) use self::tls::Certificates;
 use self::tls::Trust;
@@ -78,6 +81,8 @@ pub(crate) struct Shared {
     cut: CancellationToken,
     workers: usize,
     pub(crate) room: Arc<Room>,
+    /// The most connections to all servers together, by the limit of open files.
+    upstream_connections: usize,
     /// Where it is seen to all that is no request.
     runtime: tokio::runtime::Handle,
 }
@@ -154,11 +159,12 @@ impl Gateway {
         log: Option<AccessLog>,
         workers: usize,
     ) -> io::Result<Self> {
-        let room = Room::for_connections(files::clients_within(files::raise_limit(), workers));
+        let connections = files::connections_within(files::raise_limit(), workers);
+        let room = Room::for_connections(connections);
         let trust = Trust::of_machine()?;
         let shared = Arc::new(Shared {
             limiter,
-            site: ArcSwap::from_pointee(Site::new(policy, workers, None, &certificates, &trust)),
+            site: ArcSwap::from_pointee(Site::new(policy, workers, None, &certificates, &trust, connections)),
             watch: Arc::new(Watch { counts: Counts::default(), log, is_over: AtomicBool::new(false) }),
             tls: ArcSwapOption::from_pointee(certificates.acceptor),
             trust,
@@ -167,6 +173,7 @@ impl Gateway {
             cut: CancellationToken::new(),
             workers,
             room: Arc::new(room),
+            upstream_connections: connections,
             runtime: tokio::runtime::Handle::try_current().map_err(io::Error::other)?,
         });
         let (mut hands, mut threads) = (Vec::new(), Vec::new());
@@ -300,7 +307,8 @@ impl Shared {
     /// Has requests that begin from now on treated by another policy.
     pub(crate) fn put_to_work(self: &Arc<Self>, policy: Policy, certificates: Certificates) {
         let before = self.site.load_full();
-        let site = Site::new(policy, self.workers, Some(&before), &certificates, &self.trust);
+        let connections = self.upstream_connections;
+        let site = Site::new(policy, self.workers, Some(&before), &certificates, &self.trust, connections);
         self.site.store(Arc::new(site));
         self.tls.store(certificates.acceptor.map(Arc::new));
         before.is_replaced.cancel();

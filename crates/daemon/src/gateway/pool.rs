@@ -1,17 +1,13 @@
 //! Servers behind the gateway, and connections with them. Each worker keeps its own, so that no two wait for each other.
 
-use std::future::{Future, poll_fn};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -20,26 +16,19 @@ use tokio_rustls::TlsConnector;
 use tollgate_core::policy::{self, Protocol};
 
 use super::body::{AskedBody, Http2Body, PassedBody};
+use super::connection_limit::{Busy, Supply};
+use super::counts::Durations;
 use super::http1::{self, Exchange, Stream};
 use super::kept::Original;
+use super::shelf::{Grant, Lease, Limit, Shared, SharedStream, Shelf, Slot, Want};
 use super::tls::Trust;
 use crate::seldom::Seldom;
 
-/// Connections that nobody has used for so long are closed: most servers close theirs after a minute.
-const FORGOTTEN: Duration = Duration::from_secs(50);
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
-/// So many requests share a connection over HTTP/2, if the server takes as many at once.
-const MOST_AT_ONCE: usize = 100;
 /// How often a request is tried with a server that turns it away before it has begun with it, as one does that closes a connection.
 const TURNED_AWAY: usize = 4;
-/// How much of an answer over HTTP/2 is taken before its client has taken it.
-const STREAM_WINDOW: u32 = 256 << 10;
-/// The same of all answers on one connection: as much as there can be. They are those of many clients, and however many do not take
-/// theirs, the others get theirs. It also bounds the small pieces that h2 puts up with on a connection.
-const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-
 /// Whether no more files can be opened here: EMFILE, ENFILE.
 pub(super) fn is_out_of_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(24 | 23))
@@ -56,20 +45,26 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// The servers that were there before stay as they are.
+    /// The servers that were there before stay as they are, but for their limits.
     pub(super) fn new(
         policy: &policy::Upstream,
         workers: usize,
         before: Option<&Self>,
         trust: &Trust,
+        limits: Limits,
     ) -> Self {
         let is_alike = |before: &&Self| before.policy.protocol == policy.protocol && before.trust == *trust;
         let known = before.filter(is_alike);
         let server = |address: &policy::Server| {
             let same =
                 known.and_then(|before| before.servers.iter().find(|server| server.address == *address));
-            same.cloned()
-                .unwrap_or_else(|| Arc::new(Server::new(address, policy.protocol, workers, &trust.config)))
+            match same {
+                Some(server) => {
+                    server.set_limits(limits);
+                    Arc::clone(server)
+                }
+                None => Server::new(address, policy.protocol, workers, &trust.config, limits),
+            }
         };
         Self {
             servers: policy.servers.iter().map(server).collect(),
@@ -96,19 +91,42 @@ impl Upstream {
             // Another may have been first to try one that was away: then it is well no longer.
             while let Some(at) = turn.checked_rem(well().count()).and_then(|turn| well().nth(turn)) {
                 if self.servers.get(at).is_some_and(|server| server.may_be_tried()) {
-                    return Some(at);
+                    return Some(self.with_room(at));
                 }
             }
         }
         turn.checked_rem(count)
     }
+
+    /// The server whose turn it is; or, if all of its connections are in use, the next that has one; or, if none has, the one
+    /// with the shortest queue.
+    fn with_room(&self, turn: usize) -> usize {
+        let is_full = |at: usize| self.servers.get(at).is_none_or(|server| server.is_full());
+        if !is_full(turn) {
+            return turn;
+        }
+        let can_do = |at: &usize| self.servers.get(*at).is_some_and(|server| server.is_known_to_be_well());
+        let others = || (turn + 1..self.servers.len()).chain(0..turn).filter(can_do);
+        let queue = |at: &usize| self.servers.get(*at).map(|server| server.limit.queue_length());
+        let free = others().find(|at| !is_full(*at));
+        free.or_else(|| std::iter::once(turn).chain(others()).min_by_key(queue)).unwrap_or(turn)
+    }
+}
+
+/// How many connections there may be to each server of an upstream, and how many requests may wait for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub(super) max_connections: usize,
+    pub(super) max_queue: usize,
 }
 
 /// One server.
 pub(crate) struct Server {
     pub(crate) address: policy::Server,
     protocol: Protocol,
+    /// Connections of each worker, and those of health checks.
     shelves: Box<[Shelf]>,
+    limit: Arc<Limit>,
     tls: Option<Tls>,
     /// Whether TLS has agreed on HTTP/2.
     prefers_http2: AtomicBool,
@@ -121,6 +139,19 @@ pub(crate) struct Server {
     is_ill: AtomicBool,
 }
 
+/// How the connections to a server are used.
+pub(crate) struct ServerLoad {
+    /// Connections that requests use, or that are being made.
+    pub(crate) active: usize,
+    /// Connections that wait for a request.
+    pub(crate) idle: usize,
+    pub(crate) max_connections: usize,
+    /// Requests that wait for a connection.
+    pub(crate) queued: usize,
+    /// Requests that were rejected, by reason.
+    pub(crate) rejections: [(&'static str, u64); 2],
+}
+
 /// TLS with one server.
 struct Tls {
     name: ServerName<'static>,
@@ -130,102 +161,25 @@ struct Tls {
     http1_connector: TlsConnector,
 }
 
-/// Connections of one worker.
-#[derive(Default)]
-struct Shelf {
-    http1: Mutex<Vec<Idle>>,
-    http2: tokio::sync::Mutex<Vec<Many>>,
-}
-
-/// A connection for many requests at once.
-struct Many {
-    sender: http2::SendRequest<AskedBody>,
-    /// Those that have no whole answer yet.
-    requests: Arc<AtomicUsize>,
-    /// How many the server takes at once.
-    most: Arc<AtomicUsize>,
-}
-
-impl Many {
-    /// Over a connection that is new.
-    async fn over(stream: Stream, patience: Duration) -> Result<Self, String> {
-        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .keep_alive_interval(Duration::from_secs(20))
-            .keep_alive_timeout(Duration::from_secs(10))
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            // None before the server has said how many.
-            .initial_max_send_streams(0)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| told(&error))?;
-        let mut connection = Box::pin(connection);
-        let begun = Instant::now();
-        while connection.current_max_send_streams() == 0 {
-            if poll_fn(|context| Poll::Ready(connection.as_mut().poll(context))).await.is_ready() {
-                return Err("the server closed the connection at once: does it speak HTTP/2?".to_owned());
-            }
-            if begun.elapsed() > patience {
-                return Err(format!("the server takes no requests over HTTP/2 within {patience:?}"));
-            }
-            // Nobody tells when it has said so; it does at once.
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        let most = Arc::new(AtomicUsize::new(1));
-        let told = Arc::clone(&most);
-        let tell = move |most: usize| told.store(most.clamp(1, MOST_AT_ONCE), Ordering::Relaxed);
-        tell(connection.current_max_send_streams());
-        tokio::spawn(poll_fn(move |context| {
-            let polled = connection.as_mut().poll(context);
-            tell(connection.current_max_send_streams());
-            polled
-        }));
-        Ok(Self { sender, requests: Arc::default(), most })
-    }
-
-    fn has_room(&self) -> bool {
-        self.requests.load(Ordering::Acquire) < self.most.load(Ordering::Relaxed)
-    }
-
-    fn share(&self) -> (http2::SendRequest<AskedBody>, Share) {
-        self.requests.fetch_add(1, Ordering::AcqRel);
-        (self.sender.clone(), Share(Arc::clone(&self.requests)))
-    }
-}
-
-/// A place for a request on a connection that others use too.
-pub(super) struct Share(Arc<AtomicUsize>);
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-struct Idle {
-    exchange: Box<Exchange>,
-    since: Instant,
-}
-
 /// A server for the length of one answer.
 pub(super) struct Lent {
     server: Arc<Server>,
     worker: usize,
     in_flight: Arc<AtomicU64>,
+    /// The right to its connection, if that is not shared.
+    slot: Option<Slot>,
 }
 
 impl Lent {
     fn new(server: &Arc<Server>, upstream: &Upstream, worker: usize) -> Self {
         upstream.in_flight.fetch_add(1, Ordering::AcqRel);
-        Self { server: Arc::clone(server), worker, in_flight: Arc::clone(&upstream.in_flight) }
+        Self { server: Arc::clone(server), worker, in_flight: Arc::clone(&upstream.in_flight), slot: None }
     }
 
     /// Its connection can be used again.
-    pub(super) fn back(self, exchange: Box<Exchange>, since: Instant) {
-        if let Some(shelf) = self.server.shelves.get(self.worker) {
-            shelf.http1.lock().push(Idle { exchange, since });
-        }
+    pub(super) fn back(mut self, exchange: Box<Exchange>, since: Instant) {
+        let lease = Lease { exchange: Some(exchange), since, slot: self.slot.take() };
+        self.server.keep(self.worker, lease);
     }
 }
 
@@ -244,6 +198,8 @@ pub(super) enum Failed {
     NoFiles(String),
     /// The connection broke before there was an answer.
     Broken(String),
+    /// All connections to the server are in use.
+    Busy(Busy),
 }
 
 impl From<io::Error> for Failed {
@@ -262,7 +218,8 @@ impl Server {
         protocol: Protocol,
         workers: usize,
         tls: &Arc<rustls::ClientConfig>,
-    ) -> Self {
+        limits: Limits,
+    ) -> Arc<Self> {
         let name = ServerName::try_from(address.host.clone()).ok().filter(|_| address.is_tls);
         let connector = |protocols: &[&[u8]]| {
             let mut config = rustls::ClientConfig::clone(tls);
@@ -278,9 +235,10 @@ impl Server {
             }),
             http1_connector: connector(&[b"http/1.1"]),
         });
-        Self {
+        Arc::new_cyclic(|server| Self {
             address: address.clone(),
             protocol,
+            limit: Arc::new(Limit::new(server.clone(), limits.max_connections, limits.max_queue)),
             // One for each worker, and one for who looks after it.
             shelves: (0..=workers).map(|_| Shelf::default()).collect(),
             tls,
@@ -289,6 +247,71 @@ impl Server {
             tried: Mutex::new(None),
             is_unreachable: AtomicBool::new(false),
             is_ill: AtomicBool::new(false),
+        })
+    }
+
+    /// Limits its connections from now on. Idle ones above the limit are closed.
+    fn set_limits(&self, limits: Limits) {
+        self.limit.set(limits.max_connections, limits.max_queue);
+        while self.limit.is_exceeded()
+            && let Some(idle) = self.take_idle(0)
+        {
+            drop(idle);
+        }
+    }
+
+    /// How its connections are used at this moment.
+    pub(crate) fn load(&self) -> ServerLoad {
+        let idle = self.workers().iter().map(Shelf::idle_count).sum();
+        ServerLoad {
+            active: self.limit.open().saturating_sub(idle),
+            idle,
+            max_connections: self.limit.max_connections(),
+            queued: self.limit.queue_length(),
+            rejections: self.limit.rejections(),
+        }
+    }
+
+    /// How long requests have waited for a connection to become free.
+    pub(crate) fn waits(&self) -> &Durations {
+        self.limit.waits()
+    }
+
+    /// Whether a request would have to wait for a connection.
+    fn is_full(&self) -> bool {
+        if self.limit.has_queue() {
+            return true;
+        }
+        self.limit.open() >= self.limit.max_connections()
+            && !self.workers().iter().any(|shelf| shelf.idle_count() > 0 || shelf.has_room())
+    }
+
+    /// Whether nothing speaks against sending requests to it.
+    fn is_known_to_be_well(&self) -> bool {
+        !self.is_ill.load(Ordering::Relaxed) && !self.is_unreachable.load(Ordering::Relaxed)
+    }
+
+    /// Connections of workers, without those of health checks.
+    fn workers(&self) -> &[Shelf] {
+        self.shelves.split_last().map_or(&[], |(_, workers)| workers)
+    }
+
+    /// An idle connection of any worker, this one first.
+    fn take_idle(&self, first: usize) -> Option<Lease> {
+        let now = Instant::now();
+        let workers = self.workers();
+        let (before, after) = workers.split_at_checked(first).unwrap_or((workers, &[]));
+        after.iter().chain(before).find_map(|shelf| shelf.pop(now))
+    }
+
+    /// Keeps a connection for the next request of this worker, or hands it to whoever waits.
+    fn keep(&self, worker: usize, lease: Lease) {
+        let Lease { exchange: Some(exchange), since, slot: Some(slot) } = lease else { return };
+        if !self.limit.is_exceeded()
+            && let Some(shelf) = self.workers().get(worker)
+        {
+            shelf.put(exchange, since, slot);
+            self.limit.freed();
         }
     }
 
@@ -405,29 +428,69 @@ pub(super) struct Manner {
     pub(super) is_grpc: bool,
     pub(super) is_upgrade: bool,
     pub(super) connect_timeout: Duration,
+    pub(super) queue_timeout: Duration,
     pub(super) now: Instant,
+}
+
+/// How far a request has come on its way to a server, for whoever waits for the answer.
+#[derive(Default)]
+pub(super) struct Attempt(Mutex<Way>);
+
+#[derive(Default)]
+struct Way {
+    server: Option<usize>,
+    queue: InQueue,
+}
+
+#[derive(Clone, Copy, Default)]
+enum InQueue {
+    #[default]
+    Never,
+    Now,
+    Until(Instant),
+}
+
+impl Attempt {
+    /// The server that was tried last.
+    pub(super) fn server(&self) -> Option<usize> {
+        self.0.lock().server
+    }
+
+    /// Since when the server is waited for, if the request had to wait in a queue before: not at all before now, while it is
+    /// there.
+    pub(super) fn left_queue(&self) -> Option<Instant> {
+        match self.0.lock().queue {
+            InQueue::Never => None,
+            InQueue::Now => Some(Instant::now()),
+            InQueue::Until(left) => Some(left),
+        }
+    }
 }
 
 impl Upstream {
     /// Passes a request on. What has certainly not been begun is tried again elsewhere, and so is what can be repeated and
-    /// was sent on a connection that its server had closed meanwhile. Nothing else is. `asked` is whom it was last tried with.
+    /// was sent on a connection that its server had closed meanwhile. Nothing else is.
     pub(super) async fn pass(
         &self,
         request: &mut Request<AskedBody>,
         manner: Manner,
-        asked: &mut Option<usize>,
+        attempt: &Attempt,
     ) -> Result<(Response<PassedBody>, Lent), Failed> {
         let mut last = Failed::Unreachable("there is no server".to_owned());
         for tried in 0..self.servers.len().max(1) {
-            *asked = self.pick(tried);
-            let Some(server) = asked.and_then(|at| self.servers.get(at)) else { break };
-            let lent = Lent::new(server, self, manner.worker);
+            let picked = self.pick(tried);
+            attempt.0.lock().server = picked;
+            let Some(server) = picked.and_then(|at| self.servers.get(at)) else { break };
+            let mut lent = Lent::new(server, self, manner.worker);
             let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
-                true => Box::pin(server.pass_http2(request, manner)).await,
-                false => server.pass_http1(request, manner).await,
+                true => Box::pin(server.pass_http2(request, manner, attempt, None)).await,
+                false => server.pass_http1(request, manner, attempt).await,
             };
             match passed {
-                Ok(response) => return Ok((response, lent)),
+                Ok((response, slot)) => {
+                    lent.slot = slot;
+                    return Ok((response, lent));
+                }
                 Err((failed, again)) => {
                     tracing::debug!(server = %server.address, ?failed, "a request was not passed on");
                     last = failed;
@@ -448,30 +511,163 @@ enum Again {
     Never,
 }
 
-type Passed = Result<Response<PassedBody>, (Failed, Again)>;
+/// An answer, and the right to its connection if that is not shared.
+type Passed = Result<(Response<PassedBody>, Option<Slot>), (Failed, Again)>;
+
+/// What a request over HTTP/2 is sent over.
+enum Opened {
+    Stream(SharedStream),
+    /// A new connection, and a stream of it.
+    Fresh(SharedStream),
+    /// The server speaks HTTP/1.1 after all.
+    Http1(Stream, Option<Slot>),
+}
+
+impl Supply for Server {
+    type Want = Want;
+    type Grant = Grant;
+
+    fn take(&self, want: Want) -> Option<Grant> {
+        if want != Want::Connection
+            && let Some(stream) = self.workers().iter().find_map(Shelf::stream)
+        {
+            return Some(Grant::Stream(stream));
+        }
+        if want == Want::StreamOnly {
+            return None;
+        }
+        let new = || self.limit.try_slot().map(|slot| Lease::new(Some(slot)));
+        let lease = match want {
+            Want::Stream => new().or_else(|| self.take_idle(0)),
+            _ => self.take_idle(0).or_else(new),
+        };
+        if lease.is_none() {
+            // It is closed soon, and then there is a slot.
+            let _ = self.workers().iter().any(Shelf::close_unused);
+        }
+        lease.map(Grant::Connection)
+    }
+
+    fn put_back(&self, grant: Grant) {
+        if let Grant::Connection(lease) = grant {
+            self.keep(0, lease);
+        }
+    }
+
+    fn out_of_turn(want: Want) -> Option<Want> {
+        matches!(want, Want::Stream | Want::Either).then_some(Want::StreamOnly)
+    }
+}
 
 impl Server {
-    async fn pass_http1(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
+    /// What a request is sent over, if it need not wait for that.
+    fn acquire_now(&self, manner: Manner, want: Want) -> Option<Grant> {
+        if manner.worker >= self.workers().len() {
+            // A health check waits for nobody, and takes nothing from others.
+            return Some(Grant::Connection(Lease::new(None)));
+        }
+        if self.limit.has_queue() {
+            return None;
+        }
+        if want != Want::Stream
+            && !manner.is_upgrade
+            && let Some(idle) = self.idle(manner)
+        {
+            return Some(Grant::Connection(idle));
+        }
+        match self.limit.try_slot() {
+            Some(slot) => Some(Grant::Connection(Lease::new(Some(slot)))),
+            // Other workers may have something to spare.
+            None => self.take(want),
+        }
+    }
+
+    /// Waits in the queue for what a request is sent over.
+    async fn acquire_later(
+        &self,
+        manner: Manner,
+        want: Want,
+        attempt: &Attempt,
+    ) -> Result<Grant, (Failed, Again)> {
+        attempt.0.lock().queue = InQueue::Now;
+        let granted = self.limit.wait(want, manner.queue_timeout).await;
+        attempt.0.lock().queue = InQueue::Until(Instant::now());
+        granted.map_err(|busy| {
+            static TOLD: Seldom = Seldom::new();
+            if TOLD.is_due() {
+                tracing::warn!(
+                    server = %self.address,
+                    connections = self.limit.open(),
+                    queued = self.limit.queue_length(),
+                    "requests are answered 503: {}. Raise max_connections or max_queue, or add servers",
+                    busy.reason(),
+                );
+            }
+            // Other servers have longer queues.
+            (Failed::Busy(busy), Again::Never)
+        })
+    }
+
+    /// The idle connection that this worker has used last.
+    fn idle(&self, manner: Manner) -> Option<Lease> {
+        self.workers().get(manner.worker)?.pop(manner.now)
+    }
+}
+
+impl Server {
+    async fn pass_http1(
+        &self,
+        request: &mut Request<AskedBody>,
+        manner: Manner,
+        attempt: &Attempt,
+    ) -> Passed {
         name_host_in_field(request);
         let is_repeatable = is_repeatable(request);
-        while let Some(exchange) = self.idle(manner, !is_repeatable) {
-            match exchange.ask(request).await {
-                Ok(answered) => return Ok(joined(answered)),
-                Err(broken) if broken.is_unsent => {}
-                // One more try, on a connection that is certainly new; none if there was an answer of some kind.
-                Err(broken) if broken.is_unanswered && is_repeatable => {
-                    let again = Box::pin(self.pass_anew(request, manner)).await;
-                    return again.map_err(|(failed, _)| (failed, Again::Never));
+        let may_share = self.tls.is_some() && self.protocol == Protocol::Auto && !manner.is_upgrade;
+        let want = if may_share { Want::Either } else { Want::Connection };
+        let grant = match self.acquire_now(manner, want) {
+            Some(grant) => grant,
+            None => Box::pin(self.acquire_later(manner, want, attempt)).await?,
+        };
+        let mut lease = match grant {
+            Grant::Connection(lease) => lease,
+            Grant::Stream(stream) => {
+                return Box::pin(self.pass_http2(request, manner, attempt, Some(stream))).await;
+            }
+        };
+        if manner.is_upgrade {
+            lease.exchange = None;
+        }
+        while let Some(mut exchange) = lease.exchange.take() {
+            // What can be made only once needs a connection that is certainly not closed.
+            if exchange.is_usable(!is_repeatable) {
+                match exchange.ask(request).await {
+                    Ok(answered) => return Ok((joined(answered), lease.slot)),
+                    Err(broken) if broken.is_unsent => {}
+                    // One more try, on a connection that is certainly new; none if there was an answer of some kind.
+                    Err(broken) if broken.is_unanswered && is_repeatable => {
+                        let again = Box::pin(self.pass_anew(request, manner, attempt, lease.slot)).await;
+                        return again.map_err(|(failed, _)| (failed, Again::Never));
+                    }
+                    Err(broken) => return Err((Failed::Broken(broken.to_string()), Again::Never)),
                 }
-                Err(broken) => return Err((Failed::Broken(broken.to_string()), Again::Never)),
+            }
+            if let Some(next) = self.idle(manner) {
+                lease = next;
             }
         }
         // On the heap: what connects is large, and hardly ever needed.
-        Box::pin(self.pass_anew(request, manner)).await
+        Box::pin(self.pass_anew(request, manner, attempt, lease.slot)).await
     }
 
     /// Passes a request on over a new connection.
-    async fn pass_anew(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
+    async fn pass_anew(
+        &self,
+        request: &mut Request<AskedBody>,
+        manner: Manner,
+        attempt: &Attempt,
+        slot: Option<Slot>,
+    ) -> Passed {
         let stream = match self.connect(manner).await {
             Ok(stream) => stream,
             Err(error) => return Err((error.into(), Again::Elsewhere)),
@@ -480,20 +676,24 @@ impl Server {
             && let Some(shelf) = self.shelves.get(manner.worker)
         {
             // That turns out with the first connection.
-            match Many::over(stream, manner.connect_timeout).await {
-                Ok(many) => shelf.http2.lock().await.push(many),
+            let shared = match Shared::over(stream, manner.connect_timeout, slot, &self.limit).await {
+                Ok(shared) => shared,
                 Err(why) => return Err((Failed::Unreachable(why), Again::Elsewhere)),
-            }
-            return self.pass_http2(request, manner).await;
+            };
+            let stream = shared.stream();
+            shelf.share(shared);
+            // The rest of its streams is for those who wait.
+            self.limit.freed();
+            return self.pass_http2(request, manner, attempt, stream).await;
         }
-        self.pass_on(stream, request).await
+        self.pass_on(stream, request, slot).await
     }
 
     /// Passes a request on over a new connection of HTTP/1.1.
-    async fn pass_on(&self, stream: Stream, request: &mut Request<AskedBody>) -> Passed {
+    async fn pass_on(&self, stream: Stream, request: &mut Request<AskedBody>, slot: Option<Slot>) -> Passed {
         name_host_in_field(request);
         match Exchange::new(stream).ask(request).await {
-            Ok(answered) => Ok(joined(answered)),
+            Ok(answered) => Ok((joined(answered), slot)),
             Err(broken) => {
                 let again = if broken.is_unsent { Again::Elsewhere } else { Again::Never };
                 Err((Failed::Broken(broken.to_string()), again))
@@ -501,94 +701,112 @@ impl Server {
         }
     }
 
-    /// A connection that is not in use, and not closed either: for certain, if the request can be made only once.
-    fn idle(&self, manner: Manner, for_certain: bool) -> Option<Box<Exchange>> {
-        if manner.is_upgrade {
-            return None;
-        }
-        let mut idle = self.shelves.get(manner.worker)?.http1.lock();
-        loop {
-            let Idle { mut exchange, since } = idle.pop()?;
-            if manner.now.saturating_duration_since(since) > FORGOTTEN {
-                // All below are older.
-                idle.clear();
-                return None;
-            }
-            if exchange.is_usable(for_certain) {
-                return Some(exchange);
-            }
-        }
-    }
-
     /// Closes connections that are kept for requests to come, and says how many there were.
     fn close_idle(&self) -> usize {
-        self.shelves.iter().map(|shelf| std::mem::take(&mut *shelf.http1.lock()).len()).sum()
+        self.shelves.iter().map(Shelf::close_idle).sum()
     }
 
     /// Closes connections of a worker that nobody has used for long, and those that the server has closed.
     pub(super) fn tidy(&self, worker: usize, now: Instant) {
         if let Some(shelf) = self.shelves.get(worker) {
-            shelf.http1.lock().retain_mut(|Idle { exchange, since }| {
-                let is_usable =
-                    now.saturating_duration_since(*since) <= FORGOTTEN && exchange.is_usable(false);
-                exchange.relax();
-                is_usable
-            });
-            // One is kept, however few use it.
-            if let Ok(mut kept) = shelf.http2.try_lock() {
-                let mut is_first = true;
-                kept.retain(|many| {
-                    std::mem::take(&mut is_first) || many.requests.load(Ordering::Acquire) > 0
-                });
-            }
+            shelf.tidy(now);
         }
     }
 
-    async fn pass_http2(&self, request: &mut Request<AskedBody>, manner: Manner) -> Passed {
+    /// What a request over HTTP/2 is sent over: a stream of a connection of this worker, of a new one, or of another worker's.
+    async fn open(&self, manner: Manner, attempt: &Attempt) -> Result<Opened, (Failed, Again)> {
         let Some(shelf) = self.shelves.get(manner.worker) else {
             return Err((Failed::Unreachable("there is no such worker".to_owned()), Again::Elsewhere));
         };
+        let mut granted = None;
+        let (slot, _connecting) = loop {
+            let is_in_turn = granted.is_some() || !self.limit.has_queue();
+            if let Some(stream) = is_in_turn.then(|| shelf.stream()).flatten() {
+                return Ok(Opened::Stream(stream));
+            }
+            // Whoever comes meanwhile waits for this connection instead of making another, and hears when there is none.
+            let since = Instant::now();
+            let Ok(connecting) = timeout(manner.connect_timeout, shelf.connecting.lock()).await else {
+                return Err((late(manner.connect_timeout).into(), Again::Elsewhere));
+            };
+            if let Some(stream) = is_in_turn.then(|| shelf.stream()).flatten() {
+                return Ok(Opened::Stream(stream));
+            }
+            if self.is_out_of_reach_since(since) {
+                let why = "no connection, neither for another request".to_owned();
+                return Err((Failed::Unreachable(why), Again::Elsewhere));
+            }
+            if let Some(slot) = granted.take() {
+                break (slot, connecting);
+            }
+            let grant = match self.acquire_now(manner, Want::Stream) {
+                Some(Grant::Connection(Lease { slot, .. })) => break (slot, connecting),
+                Some(grant) => grant,
+                None => {
+                    drop(connecting);
+                    Box::pin(self.acquire_later(manner, Want::Stream, attempt)).await?
+                }
+            };
+            match grant {
+                Grant::Stream(stream) => return Ok(Opened::Stream(stream)),
+                Grant::Connection(lease) => granted = Some(lease.slot),
+            }
+        };
+        let stream = match self.connect(manner).await {
+            Ok(stream) => stream,
+            Err(error) => return Err((error.into(), Again::Elsewhere)),
+        };
+        if stream.has_agreed_on(b"http/1.1") {
+            // It has another opinion than before.
+            return Ok(Opened::Http1(stream, slot));
+        }
+        let shared = match Shared::over(stream, manner.connect_timeout, slot, &self.limit).await {
+            Ok(shared) => shared,
+            Err(why) => return Err((Failed::Unreachable(why), Again::Elsewhere)),
+        };
+        let stream = shared.stream();
+        shelf.share(shared);
+        // The rest of its streams is for those who wait.
+        self.limit.freed();
+        match stream {
+            Some(stream) => Ok(Opened::Fresh(stream)),
+            None => Err((
+                Failed::Unreachable("the server closed the connection at once".to_owned()),
+                Again::Elsewhere,
+            )),
+        }
+    }
+
+    /// Passes a request on over HTTP/2. `first` is a stream that it has already.
+    async fn pass_http2(
+        &self,
+        request: &mut Request<AskedBody>,
+        manner: Manner,
+        attempt: &Attempt,
+        mut first: Option<SharedStream>,
+    ) -> Passed {
         // What may have been begun with is tried once more, and nowhere else.
         let mut again = Again::Elsewhere;
         for _ in 0..TURNED_AWAY {
-            let ((mut sender, share), is_fresh) = {
-                // Whoever comes meanwhile waits for this connection instead of making another, and hears when there is none.
-                let since = Instant::now();
-                let Ok(mut kept) = timeout(manner.connect_timeout, shelf.http2.lock()).await else {
-                    return Err((late(manner.connect_timeout).into(), again));
-                };
-                kept.retain(|many| !many.sender.is_closed());
-                match kept.iter().find(|many| many.has_room()) {
-                    Some(many) => (many.share(), false),
-                    None if self.is_out_of_reach_since(since) => {
-                        let why = "no connection, neither for another request".to_owned();
-                        return Err((Failed::Unreachable(why), again));
-                    }
-                    None => {
-                        let stream = match self.connect(manner).await {
-                            Ok(stream) => stream,
-                            Err(error) => return Err((error.into(), again)),
-                        };
-                        if stream.has_agreed_on(b"http/1.1") {
-                            // It has another opinion than before.
-                            drop(kept);
-                            return self.pass_on(stream, request).await;
-                        }
-                        let many = match Many::over(stream, manner.connect_timeout).await {
-                            Ok(many) => many,
-                            Err(why) => return Err((Failed::Unreachable(why), again)),
-                        };
-                        let shared = many.share();
-                        kept.push(many);
-                        (shared, true)
-                    }
-                }
+            let opened = match first.take() {
+                Some(stream) => Opened::Stream(stream),
+                None => match self.open(manner, attempt).await {
+                    Ok(opened) => opened,
+                    Err((failed, Again::Elsewhere)) => return Err((failed, again)),
+                    Err(failed) => return Err(failed),
+                },
+            };
+            let (is_fresh, SharedStream { mut sender, share }) = match opened {
+                Opened::Stream(stream) => (false, stream),
+                Opened::Fresh(stream) => (true, stream),
+                Opened::Http1(stream, slot) => return self.pass_on(stream, request, slot).await,
             };
             name_host_in_target(request, &self.address);
             let (is_repeatable, copy) = (is_repeatable(request), Copied::of(request));
             let mut error = match sender.try_send_request(std::mem::take(request)).await {
                 Ok(response) => {
-                    return Ok(response.map(|body| PassedBody::Http2(Http2Body::of_server(body, share))));
+                    let response = response.map(|body| PassedBody::Http2(Http2Body::of_server(body, share)));
+                    return Ok((response, None));
                 }
                 Err(error) => error,
             };
@@ -597,7 +815,7 @@ impl Server {
             let is_unbegun = unsent.is_some() || is_unbegun(&error);
             if is_unbegun {
                 // Nothing more is asked on a connection that is being closed, or that has too much to do.
-                shelf.http2.lock().await.retain(|many| !Arc::ptr_eq(&many.requests, &share.0));
+                share.retire();
             } else if !is_repeatable || is_fresh || again == Again::Never {
                 return Err((Failed::Broken(told(&error)), Again::Never));
             } else {
@@ -623,12 +841,20 @@ impl Server {
         }
         let worker = self.shelves.len().checked_sub(1)?;
         let now = Instant::now();
-        let manner = Manner { worker, is_grpc: false, is_upgrade: false, connect_timeout: patience, now };
-        let answered = match self.speaks_http2(false) {
-            true => self.pass_http2(&mut request, manner).await,
-            false => self.pass_http1(&mut request, manner).await,
+        let manner = Manner {
+            worker,
+            is_grpc: false,
+            is_upgrade: false,
+            connect_timeout: patience,
+            queue_timeout: patience,
+            now,
         };
-        answered.ok().map(|response| response.status())
+        let attempt = Attempt::default();
+        let answered = match self.speaks_http2(false) {
+            true => self.pass_http2(&mut request, manner, &attempt, None).await,
+            false => self.pass_http1(&mut request, manner, &attempt).await,
+        };
+        answered.ok().map(|(response, _)| response.status())
     }
 }
 
@@ -671,7 +897,7 @@ fn name_host_in_field(request: &mut Request<AskedBody>) {
 }
 
 /// What went wrong, and why.
-fn told(error: &hyper::Error) -> String {
+pub(super) fn told(error: &hyper::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),

@@ -6,6 +6,8 @@ use http::{Response, StatusCode};
 use serde_json::json;
 use tollgate_core::answer::grpc_message;
 
+use super::connection_limit::Busy;
+
 /// Why the gateway answers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
@@ -27,7 +29,12 @@ pub(super) enum Problem {
     Unreachable,
     /// Who is there for it has not answered in time.
     Late,
+    /// All connections to the service are in use.
+    Busy(Busy),
 }
+
+/// When clients should come back that were rejected because all connections were in use, in seconds.
+const RETRY_AFTER: u32 = 1;
 
 impl Problem {
     fn status(self) -> StatusCode {
@@ -41,6 +48,7 @@ impl Problem {
             Self::NoUpstream => StatusCode::NOT_FOUND,
             Self::Unreachable => StatusCode::BAD_GATEWAY,
             Self::Late => StatusCode::GATEWAY_TIMEOUT,
+            Self::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -56,6 +64,8 @@ impl Problem {
             Self::NoUpstream => "no-upstream",
             Self::Unreachable => "unreachable",
             Self::Late => "late",
+            Self::Busy(Busy::QueueFull) => "upstream-queue-full",
+            Self::Busy(Busy::QueueTimeout) => "upstream-queue-timeout",
         }
     }
 
@@ -74,18 +84,29 @@ impl Problem {
                 "The service behind this gateway cannot be reached, or has broken off. Try again later."
             }
             Self::Late => "The service behind this gateway has not answered in time. Try again later.",
+            Self::Busy(Busy::QueueFull) => {
+                "All connections to the service behind this gateway are in use, and too many requests wait for one. Try again \
+                 later."
+            }
+            Self::Busy(Busy::QueueTimeout) => {
+                "All connections to the service behind this gateway are in use, and none became free in time. Try again later."
+            }
         }
     }
 
     /// The answer, as RFC 9457 has it. Nothing in it tells what is behind the gateway.
     pub(super) fn answer(self) -> Response<Bytes> {
         let status = self.status();
-        let body = json!({
+        let mut body = json!({
             "type": "about:blank",
             "title": status.canonical_reason().unwrap_or_default(),
             "status": status.as_u16(),
             "detail": self.detail(),
         });
+        if let (Self::Busy(_), Some(body)) = (self, body.as_object_mut()) {
+            // Clients have to tell it from the 503 of a limiter.
+            body.insert("reason".to_owned(), self.name().into());
+        }
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();
@@ -96,6 +117,9 @@ impl Problem {
                 header::ALLOW,
                 HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
             );
+        }
+        if matches!(self, Self::Busy(_)) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
         }
         self.close(headers);
         response
@@ -118,7 +142,7 @@ impl Problem {
             Self::HeadTooLarge | Self::TargetTooLong | Self::TooLarge => 8, // RESOURCE_EXHAUSTED
             Self::Slow | Self::Late => 4,             // DEADLINE_EXCEEDED
             Self::NoUpstream => 12,                   // UNIMPLEMENTED
-            Self::Unreachable => 14,                  // UNAVAILABLE
+            Self::Unreachable | Self::Busy(_) => 14,  // UNAVAILABLE
         };
         let mut response = Response::new(Bytes::new());
         let headers = response.headers_mut();

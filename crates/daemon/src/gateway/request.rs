@@ -25,7 +25,7 @@ use super::body::{AnswerBody, AskedBody, AskingBody, Carried, PassedBody, Sendin
 use super::connection::Connection;
 use super::doing::Doing;
 use super::fields::{self, Origin};
-use super::pool::{Failed, Manner};
+use super::pool::{Attempt, Failed, Manner};
 use super::problem::Problem;
 use super::site::Site;
 use super::track::Track;
@@ -175,6 +175,7 @@ impl Asked {
             is_grpc,
             is_upgrade: upgrade.is_some(),
             connect_timeout: site.times.connect,
+            queue_timeout: site.times.queue,
             now,
         };
         let (parts, body) = request.into_parts();
@@ -210,18 +211,19 @@ impl Passing {
             self.permit.waits();
         }
         let mut track = self.track;
-        let (mut asked, mut is_again) = (None, false);
+        let (attempt, mut is_again) = (Attempt::default(), false);
         let passed = loop {
-            let passed = pin!(upstream.pass(&mut self.request, self.manner, &mut asked));
+            let passed = pin!(upstream.pass(&mut self.request, self.manner, &attempt));
             let (patience, doing) = (self.site.times.answer, &self.connection.doing);
-            let passed = in_time(patience, self.manner.now, self.sending.as_deref(), doing, passed).await;
+            let sending = self.sending.as_deref();
+            let passed = in_time(patience, self.manner.now, sending, &attempt, doing, passed).await;
             let is_short = matches!(passed, Some(Err(Failed::NoFiles(_))));
             if is_again || !is_short || !self.site.close_idle() {
                 break passed;
             }
             is_again = true;
         };
-        let server = asked.and_then(|at| upstream.servers.get(at));
+        let server = attempt.server().and_then(|at| upstream.servers.get(at));
         track.note(|entry| entry.server = server.map(|server| server.address.to_string()));
         let trouble = || self.sending.as_ref().map_or(Trouble::None, |sending| sending.trouble());
         let (mut response, lent) = match passed {
@@ -232,11 +234,14 @@ impl Passing {
                     Trouble::Slow => Problem::Slow,
                     Trouble::Gone => return gone(is_grpc, track),
                     Trouble::Malformed => Problem::Malformed("The body of the request is no HTTP."),
-                    Trouble::None => {
-                        let (Failed::Unreachable(why) | Failed::NoFiles(why) | Failed::Broken(why)) = &failed;
-                        track.fails(why);
-                        Problem::Unreachable
-                    }
+                    Trouble::None => match &failed {
+                        Failed::Unreachable(why) | Failed::NoFiles(why) | Failed::Broken(why) => {
+                            track.fails(why);
+                            Problem::Unreachable
+                        }
+                        // The server has failed at nothing: it was not asked.
+                        Failed::Busy(busy) => Problem::Busy(*busy),
+                    },
                 };
                 return own(problem, is_grpc, track);
             }
@@ -311,11 +316,12 @@ fn facts_of<'r>(
 }
 
 /// Waits for an answer, from when the server could have begun with it: while a client still sends its request, only the
-/// client is being waited for, and that has its own patience.
+/// client is being waited for, and that has its own patience. So has a request that waits in the queue for a connection.
 async fn in_time<T>(
     patience: Duration,
     mut since: Instant,
     sending: Option<&Sending>,
+    attempt: &Attempt,
     doing: &Doing,
     mut answer: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
@@ -325,7 +331,8 @@ async fn in_time<T>(
             return Poll::Ready(Some(answer));
         }
         while watching.alarm.rings(since + patience, context) {
-            match sending.map(Sending::server_waits_since).filter(|later| *later > since) {
+            let later = sending.map(Sending::server_waits_since).max(attempt.left_queue());
+            match later.filter(|later| *later > since) {
                 Some(later) => since = later,
                 None => return Poll::Ready(None),
             }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::HeaderName;
 use tokio_util::sync::CancellationToken;
 use tollgate_core::Nanos;
-use tollgate_core::policy::{Policy, Timeouts};
+use tollgate_core::policy::{ConnectionLimits, Gateway, Policy, Timeouts};
 
 use super::counts::Counts;
-use super::pool::Upstream;
+use super::pool::{Limits, Upstream};
 use super::tls::{Certificates, Trust};
 use crate::access_log::{AccessLog, Entry};
 
@@ -59,6 +59,7 @@ pub(super) struct Times {
     pub(super) head: Duration,
     pub(super) body: Duration,
     pub(super) connect: Duration,
+    pub(super) queue: Duration,
     pub(super) answer: Duration,
     pub(super) idle: Duration,
     /// For the whole of a body, if there is a bound.
@@ -69,11 +70,11 @@ pub(super) struct Times {
 
 impl Times {
     fn new(timeouts: &Timeouts, least_rate: u64) -> Self {
-        let [head, body, connect, answer, idle] =
-            [timeouts.head, timeouts.body, timeouts.connect, timeouts.answer, timeouts.idle]
+        let [head, body, connect, queue, answer, idle] =
+            [timeouts.head, timeouts.body, timeouts.connect, timeouts.queue, timeouts.answer, timeouts.idle]
                 .map(|time: Nanos| Duration::from(time));
         let whole = timeouts.whole.map(Duration::from);
-        Self { head, body, connect, answer, idle, whole, least_rate: least_rate.max(1) }
+        Self { head, body, connect, queue, answer, idle, whole, least_rate: least_rate.max(1) }
     }
 
     /// How long a client may be waited for in all, of whom so many bytes have come or gone.
@@ -90,12 +91,14 @@ impl Site {
         before: Option<&Self>,
         certificates: &Certificates,
         trust: &Trust,
+        upstream_connections: usize,
     ) -> Self {
         let gateway = policy.gateway();
         let upstreams = gateway.upstreams.iter().map(|upstream| {
             let same = before
                 .and_then(|before| before.upstreams.iter().find(|other| other.policy.name == upstream.name));
-            Upstream::new(upstream, workers, same, certificates.trust(&upstream.name, trust))
+            let limits = limits_of(gateway, upstream, upstream_connections);
+            Upstream::new(upstream, workers, same, certificates.trust(&upstream.name, trust), limits)
         });
         let decisive = policy.headers_read().into_iter().filter_map(|name| HeaderName::try_from(name).ok());
         Self {
@@ -113,4 +116,32 @@ impl Site {
     pub(super) fn close_idle(&self) -> bool {
         self.upstreams.iter().map(Upstream::close_idle).sum::<usize>() > 0
     }
+}
+
+/// The limits of each server of an upstream: those of the policy, but no more connections than its share of the files that may
+/// be open.
+fn limits_of(
+    gateway: &Gateway,
+    upstream: &tollgate_core::policy::Upstream,
+    upstream_connections: usize,
+) -> Limits {
+    let count = |limit: Option<u64>| {
+        usize::try_from(limit.unwrap_or(ConnectionLimits::DEFAULT)).unwrap_or(usize::MAX)
+    };
+    let ConnectionLimits { max_connections, max_queue } = upstream.connections.or(gateway.connections);
+    let servers: usize = gateway.upstreams.iter().map(|upstream| upstream.servers.len()).sum();
+    // Each server may have one connection more for health checks.
+    let share = upstream_connections.saturating_sub(servers) / servers.max(1);
+    let limits =
+        Limits { max_connections: count(max_connections).min(share).max(1), max_queue: count(max_queue) };
+    if max_connections.is_some_and(|wanted| wanted > limits.max_connections as u64) {
+        tracing::warn!(
+            upstream = %upstream.name,
+            "each server gets up to {} connections, and not the {} of the policy: there are too few open files for {servers} \
+             servers. Raise the limit of open files (ulimit -n)",
+            limits.max_connections,
+            count(max_connections),
+        );
+    }
+    limits
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::super::document::{Node, Value};
 use super::super::gateway::{
-    Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream, address_in_url, parse_address,
-    parse_server,
+    AddedHeaders, ConnectionLimits, Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream,
+    address_in_url, parse_address, parse_server,
 };
 use super::super::mistakes::Place;
 use super::super::{Kind, fields, quantity};
@@ -25,6 +25,10 @@ impl Reader<'_> {
         gateway.tls = fields.get("tls").and_then(|node| self.gateway_tls(node));
         gateway.proxy_protocol = self.yes(&fields, "proxy_protocol");
         gateway.encoded_slashes = self.yes(&fields, "encoded_slashes");
+        gateway.allow_trace = self.yes(&fields, "allow_trace");
+        gateway.added_headers = self.added_headers(&fields);
+        gateway.connections =
+            self.connection_limits(&fields, ["max_upstream_connections", "max_upstream_queue"]);
         gateway.timeouts = self.timeouts(&fields);
         gateway.sizes = self.sizes(&fields);
         let log = fields.get("access_log").and_then(|node| self.text(node, "`access_log`"));
@@ -66,6 +70,39 @@ impl Reader<'_> {
     fn yes(&mut self, fields: &Fields<'_>, name: &str) -> bool {
         let word = fields.get(name).and_then(|node| self.word(node, "answer", fields::YES_OR_NO));
         matches!(word, Some("yes" | "true" | "on"))
+    }
+
+    fn added_headers(&mut self, fields: &Fields<'_>) -> AddedHeaders {
+        let mut added = AddedHeaders::default();
+        let nodes = fields.get("add_headers").map(|node| self.some(node)).unwrap_or_default();
+        for node in nodes {
+            match self.word(node, "header that can be added", fields::ADDED_HEADERS) {
+                Some("x-real-ip") => added.real_ip = true,
+                Some("via") => added.via = true,
+                _ => {}
+            }
+        }
+        added
+    }
+
+    /// Reads the most connections and the longest queue from fields of these names.
+    fn connection_limits(
+        &mut self,
+        fields: &Fields<'_>,
+        [connections, queue]: [&str; 2],
+    ) -> ConnectionLimits {
+        let max_connections = fields.get(connections).and_then(|node| {
+            let count = self.parsed(node, &format!("`{connections}`"), quantity::some)?;
+            if count > fields::MAX_CONNECTIONS {
+                let most = fields::MAX_CONNECTIONS;
+                self.error(node.place, format!("`{connections}` is {count}, and {most} is the most"));
+                return None;
+            }
+            Some(count)
+        });
+        let max_queue =
+            fields.get(queue).and_then(|node| self.parsed(node, &format!("`{queue}`"), quantity::whole));
+        ConnectionLimits { max_connections, max_queue }
     }
 
     fn gateway_tls(&mut self, node: &Node) -> Option<GatewayTls> {
@@ -123,6 +160,7 @@ impl Reader<'_> {
         time("head", &mut timeouts.head);
         time("body", &mut timeouts.body);
         time("connect", &mut timeouts.connect);
+        time("queue", &mut timeouts.queue);
         time("answer", &mut timeouts.answer);
         let mut whole = Nanos::ZERO;
         time("whole", &mut whole);
@@ -245,6 +283,7 @@ impl Reader<'_> {
             workers: fields.get("workers").and_then(|node| self.parsed(node, "`workers`", quantity::some)),
             health: fields.get("health").and_then(|node| self.health(node)),
             ca: self.file(fields, "ca"),
+            connections: self.connection_limits(fields, ["max_connections", "max_queue"]),
             ..Upstream::default()
         }
     }
