@@ -130,7 +130,7 @@ async fn streams_in_progress_are_served_to_the_end() {
 #[tokio::test]
 async fn cookies_in_pieces_are_one_line_for_http1() {
     let upstream = parrot();
-    let tollgate = gateway(OPEN, &upstream);
+    let tollgate = gateway("gateway: { add_headers: via }\nlimiters: {}\n", &upstream);
     let mut sender = connect(tollgate.gateway).await;
     let mut request = get(tollgate.gateway, "/?q=1");
     request.headers_mut().append("cookie", "a=1".parse().unwrap());

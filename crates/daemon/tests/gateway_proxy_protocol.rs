@@ -9,7 +9,7 @@ const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
 fn policy(trusted: &str) -> String {
     format!(
-        "gateway: {{ proxy_protocol: yes, timeouts: {{ head: 1s }} }}\ntrusted_proxies: [{trusted}]\nidentify: {{ caller: [ip] }}\nlimiters: {{ one: {{ rate: 1/h, per: caller }} }}\n"
+        "gateway: {{ proxy_protocol: yes, add_headers: x-real-ip, timeouts: {{ head: 1s }} }}\ntrusted_proxies: [{trusted}]\nidentify: {{ caller: [ip] }}\nlimiters: {{ one: {{ rate: 1/h, per: caller }} }}\n"
     )
 }
 

@@ -10,6 +10,7 @@ mod gateway_conformance;
 mod gateway_connections;
 mod gateway_drain;
 mod gateway_faithful;
+mod gateway_forwarding;
 mod gateway_http1;
 mod gateway_http2;
 mod gateway_nginx;

@@ -23,6 +23,8 @@ pub(super) enum Problem {
     Slow,
     /// The method is for proxies of another kind.
     NoTunnel,
+    /// The method has a server send back the request, with the headers that proxies have added.
+    NoTrace,
     /// Nobody is there for it.
     NoUpstream,
     /// Who is there for it cannot be reached, or has broken off.
@@ -44,7 +46,7 @@ impl Problem {
             Self::TargetTooLong => StatusCode::URI_TOO_LONG,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
-            Self::NoTunnel => StatusCode::METHOD_NOT_ALLOWED,
+            Self::NoTunnel | Self::NoTrace => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoUpstream => StatusCode::NOT_FOUND,
             Self::Unreachable => StatusCode::BAD_GATEWAY,
             Self::Late => StatusCode::GATEWAY_TIMEOUT,
@@ -61,6 +63,7 @@ impl Problem {
             Self::TooLarge => "too-large",
             Self::Slow => "slow",
             Self::NoTunnel => "no-tunnel",
+            Self::NoTrace => "no-trace",
             Self::NoUpstream => "no-upstream",
             Self::Unreachable => "unreachable",
             Self::Late => "late",
@@ -79,6 +82,7 @@ impl Problem {
             Self::TooLarge => "The body of the request is larger than this service accepts.",
             Self::Slow => "The body of the request did not come in time.",
             Self::NoTunnel => "This gateway makes no tunnels: CONNECT is for proxies of clients.",
+            Self::NoTrace => "This gateway does not forward TRACE requests.",
             Self::NoUpstream => "Nothing is served under this address.",
             Self::Unreachable => {
                 "The service behind this gateway cannot be reached, or has broken off. Try again later."
@@ -112,7 +116,7 @@ impl Problem {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if self == Self::NoTunnel {
+        if matches!(self, Self::NoTunnel | Self::NoTrace) {
             headers.insert(
                 header::ALLOW,
                 HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
@@ -138,11 +142,11 @@ impl Problem {
     /// The same in the words of gRPC.
     pub(super) fn grpc_answer(self) -> Response<Bytes> {
         let code: u32 = match self {
-            Self::Malformed(_) | Self::NoTunnel => 3, // INVALID_ARGUMENT
+            Self::Malformed(_) | Self::NoTunnel | Self::NoTrace => 3, // INVALID_ARGUMENT
             Self::HeadTooLarge | Self::TargetTooLong | Self::TooLarge => 8, // RESOURCE_EXHAUSTED
-            Self::Slow | Self::Late => 4,             // DEADLINE_EXCEEDED
-            Self::NoUpstream => 12,                   // UNIMPLEMENTED
-            Self::Unreachable | Self::Busy(_) => 14,  // UNAVAILABLE
+            Self::Slow | Self::Late => 4,                             // DEADLINE_EXCEEDED
+            Self::NoUpstream => 12,                                   // UNIMPLEMENTED
+            Self::Unreachable | Self::Busy(_) => 14,                  // UNAVAILABLE
         };
         let mut response = Response::new(Bytes::new());
         let headers = response.headers_mut();

@@ -74,7 +74,9 @@ pub(super) fn answer(
     let facts = facts_of(request.method(), request.uri(), &headers, connection);
     let client = site.policy.client_address(&facts).unwrap_or_else(|| connection.peer.ip());
     track.asked(facts.method, facts.path, Some(client));
-    let checked = check(&request, site.policy.gateway().encoded_slashes)
+    let gateway = site.policy.gateway();
+    let checked = check(&request, gateway.encoded_slashes)
+        .and_then(|()| check_trace(request.method(), gateway.allow_trace))
         .and_then(|()| check_host_known(facts.host, &site.policy));
     if let Err(problem) = checked {
         let mut answer = own(problem, is_grpc(request.headers()), track);
@@ -421,6 +423,11 @@ fn check_host_known(host: &str, policy: &Policy) -> Result<(), Problem> {
     }
 }
 
+/// Rejects TRACE, which has a server send back the request with whatever proxies have added to it.
+fn check_trace(method: &Method, is_allowed: bool) -> Result<(), Problem> {
+    if *method == Method::TRACE && !is_allowed { Err(Problem::NoTrace) } else { Ok(()) }
+}
+
 /// Whether it is a request that everybody reads alike.
 pub(super) fn check<B>(request: &Request<B>, may_have_slashes: bool) -> Result<(), Problem> {
     if request.method() == Method::CONNECT {
@@ -551,7 +558,7 @@ fn rewritten(
     // HTTP/1.1 needs the field. Where no host is known it is empty (RFC 9112, 3.2): the address of the server, which is internal,
     // is not what the client asked for.
     headers.entry(header::HOST).or_insert(HeaderValue::from_static(""));
-    fields::forward(&mut headers, origin);
+    fields::forward(&mut headers, origin, site.policy.gateway().added_headers);
     if let Some(upgrade) = upgrade {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, upgrade);
