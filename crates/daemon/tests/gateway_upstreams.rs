@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "the gateway is another process, with a clock of its own")]
 
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -277,4 +277,51 @@ fn one_request_at_a_time_tries_whether_a_server_is_there_again() {
     });
     tollgate.says("the server cannot be reached");
     assert!((1..=5).contains(&slow), "{slow} requests had to wait");
+}
+
+/// What `/readyz` says.
+fn readiness(tollgate: &Tollgate) -> (u16, String) {
+    let answer = tollgate.ask_admin("GET", "/readyz", "");
+    (answer.status, answer.text())
+}
+
+/// It was ready although each request was answered 502.
+#[test]
+fn the_gateway_is_not_ready_while_its_only_upstream_is_unhealthy() {
+    let (server, is_well) = patient("a", "/healthz");
+    let policy = looked_after(&[&server], ", health: { path: /healthz, every: 100ms, timeout: 2s }");
+    let tollgate = Tollgate::start(BINARY, &policy, &[]);
+    is_well.store(false, Ordering::SeqCst);
+    wait_until("it is not ready", || readiness(&tollgate).0 == 503);
+    assert_eq!(readiness(&tollgate).1, "not ready: no server of upstream \"api\" is healthy\n");
+    is_well.store(true, Ordering::SeqCst);
+    wait_until("it is ready again", || readiness(&tollgate) == (200, "ready\n".to_owned()));
+}
+
+#[test]
+fn without_health_checks_readiness_follows_whether_servers_can_be_reached() {
+    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    let tollgate = Tollgate::start(BINARY, OPEN, &["--upstream", &format!("http://{server}")]);
+    assert_eq!(tollgate.get("/", &[]).status, 502);
+    assert_eq!(
+        readiness(&tollgate),
+        (503, "not ready: no server of upstream \"default\" is healthy\n".to_owned())
+    );
+    // Nobody sends requests to a gateway that is not ready: it finds out by itself.
+    let _listener = TcpListener::bind(server).unwrap();
+    wait_until("it is ready again", || readiness(&tollgate) == (200, "ready\n".to_owned()));
+}
+
+#[test]
+fn one_of_several_upstreams_that_is_unhealthy_leaves_the_gateway_ready_and_is_named() {
+    let here = named("here");
+    let policy = format!(
+        "gateway: {{ upstreams: {{ pay: {{ match: [/pay/*], servers: ['{}'] }} }}, upstream: '{}' }}\nlimiters: {{}}\n",
+        nobody(),
+        here.url()
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &[]);
+    assert_eq!((tollgate.get("/pay/1", &[]).status, tollgate.get("/", &[]).status), (502, 200));
+    let degraded = "ready, degraded: no server of upstream \"pay\" is healthy\n";
+    assert_eq!(readiness(&tollgate), (200, degraded.to_owned()));
 }

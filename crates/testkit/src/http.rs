@@ -144,7 +144,8 @@ impl Client {
         loop {
             let head = self.take_until(b"\r\n\r\n")?;
             let mut response = response_of(&head);
-            if response.status == 100 {
+            // Informational responses are not the answer; 101 is.
+            if (100..200).contains(&response.status) && response.status != 101 {
                 continue;
             }
             let length = response.header("content-length").parse::<usize>().ok();

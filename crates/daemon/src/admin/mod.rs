@@ -129,7 +129,8 @@ async fn as_it_is(mut response: Response) -> Response {
     response
 }
 
-/// Ready also while the store is away: limits then do what they were told to, and requests are served.
+/// Ready also while the store is away: limits then do what they were told to, and requests are served. Not ready while no upstream
+/// has a healthy server: whoever sends requests here can send them to another gateway, which may reach one.
 async fn ready(State(admin): State<Admin>) -> Response {
     if admin.readiness.is_ending() {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
@@ -143,7 +144,13 @@ async fn ready(State(admin): State<Admin>) -> Response {
         true => "the policy file was not loaded, there is no limiter, and everything passes",
         false => "the policy file was not loaded, the one before it goes on",
     });
-    let degraded: Vec<_> = is_away.then_some("the store is away").into_iter().chain(policy).collect();
+    let (unhealthy, is_any_healthy) = unhealthy_upstreams(&admin.gateway).await;
+    if !is_any_healthy {
+        let text = format!("not ready: {}\n", unhealthy.join("; "));
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    }
+    let known = is_away.then_some("the store is away").into_iter().chain(policy).map(str::to_owned);
+    let degraded: Vec<String> = known.chain(unhealthy).collect();
     let mut text = match degraded.as_slice() {
         [] => "ready\n".to_owned(),
         some => format!("ready, degraded: {}\n", some.join("; ")),
@@ -153,6 +160,19 @@ async fn ready(State(admin): State<Admin>) -> Response {
         text += &format!("{percent:.1} % of decisions in the last minute were made without the store\n");
     }
     text.into_response()
+}
+
+/// What is wrong with each upstream that has no healthy server, and whether there is one that has.
+async fn unhealthy_upstreams(gateway: &Shared) -> (Vec<String>, bool) {
+    let site = gateway.site.load_full();
+    let (mut unhealthy, mut is_any_healthy) = (Vec::new(), site.upstreams.is_empty());
+    for upstream in &site.upstreams {
+        match upstream.is_unhealthy().await {
+            true => unhealthy.push(format!("no server of upstream {:?} is healthy", upstream.policy.name)),
+            false => is_any_healthy = true,
+        }
+    }
+    (unhealthy, is_any_healthy)
 }
 
 async fn show_metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {

@@ -130,7 +130,7 @@ pub(super) async fn serve(worker: Arc<Worker>, stream: TcpStream, peer: SocketAd
 /// Answers a client that does not know that TLS is spoken here.
 async fn answer_plainly(worker: Arc<Worker>, stream: Rewound<TcpStream>, connection: Connection) {
     let (_, stream) = stream.into_parts();
-    let served = http1_of(&worker, Wire::new(Stream::Plain(stream), BytesMut::new()));
+    let served = http1_of(&worker, Wire::new(Stream::Plain(stream), BytesMut::new()), &connection);
     let ended = served.turn_away("TLS is spoken here: ask with https.").await;
     note(&worker, connection.peer.ip(), ended);
 }
@@ -227,10 +227,11 @@ impl Service<Request<Incoming>> for Edge {
     }
 }
 
-fn http1_of(worker: &Worker, wire: Wire) -> http1::Connection {
+fn http1_of(worker: &Worker, wire: Wire, connection: &Connection) -> http1::Connection {
     let shared = &worker.shared;
     let ends = [shared.notice.clone(), shared.drain.clone()];
-    http1::Connection::new(wire, bounds_of(worker), ends, Arc::clone(&shared.room))
+    let doing = Arc::clone(&connection.doing);
+    http1::Connection::new(wire, bounds_of(worker), ends, Arc::clone(&shared.room), doing)
 }
 
 /// What holds for requests that come now.
@@ -257,7 +258,7 @@ async fn serve_http1(worker: Arc<Worker>, wire: Wire, connection: Connection) {
     let doing = Arc::clone(&connection.doing);
     let client = connection.peer.ip();
     let drain = worker.shared.drain.clone();
-    let served = http1_of(&worker, wire);
+    let served = http1_of(&worker, wire, &connection);
     let connection = Arc::new(connection);
     let mut served =
         pin!(served.serve(|| bounds_of(&worker), |request| request::answer(&worker, &connection, request)));

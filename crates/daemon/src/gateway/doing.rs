@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::alarm::Alarm;
 use super::body::Passed;
+use super::interim::Interim;
 use super::site::Times;
 
 /// What one connection is doing, as its requests tell.
@@ -26,6 +27,8 @@ pub(super) struct Doing {
     streaming: Mutex<Vec<Arc<Progress>>>,
     /// What the last request has waited with, for the next.
     alarm: Mutex<Alarm>,
+    /// Informational responses to the request in progress, over HTTP/1.1.
+    pub(super) interim: Interim,
     begun: Instant,
 }
 
@@ -38,6 +41,7 @@ impl Default for Doing {
             heading: AtomicU64::new(0),
             streaming: Mutex::default(),
             alarm: Mutex::default(),
+            interim: Interim::default(),
             begun: Instant::now(),
         }
     }

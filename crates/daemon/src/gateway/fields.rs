@@ -183,6 +183,12 @@ pub(super) fn strip_answer_trailers(trailers: &mut HeaderMap) {
     });
 }
 
+/// Takes out of an informational response what is for us alone, or is ours to say.
+pub(super) fn strip_interim(headers: &mut HeaderMap, decisive: &HashSet<HeaderName>) {
+    strip_answer(headers, decisive);
+    remove_those(headers, |name| is_ours(name.as_str()) || *name == header::CONTENT_LENGTH);
+}
+
 fn matters(name: &HeaderName) -> bool {
     is_ours(name.as_str()) || is_end_to_end(name) || is_hop_by_hop(name)
 }

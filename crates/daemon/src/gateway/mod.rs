@@ -15,6 +15,7 @@ mod fields;
 pub(crate) mod fuzzing;
 mod health;
 mod http1;
+mod interim;
 mod kept;
 pub(crate) mod own_service;
 mod pool;

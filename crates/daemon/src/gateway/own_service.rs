@@ -44,7 +44,7 @@ where
     // Whoever accepts connections bounds their number.
     let room = Arc::new(Room::for_connections(1));
     let wire = Wire::new(Stream::Plain(stream), BytesMut::new());
-    let connection = Connection::new(wire, bounds(), [never.clone(), never], room);
+    let connection = Connection::new(wire, bounds(), [never.clone(), never], room, Arc::default());
     connection.serve(bounds, |request| answer(&service, request)).await;
 }
 

@@ -1,11 +1,12 @@
 //! Servers behind the gateway, and connections with them. Each worker keeps its own, so that no two wait for each other.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use parking_lot::Mutex;
@@ -18,7 +19,9 @@ use tollgate_core::policy::{self, Protocol};
 use super::body::{AskedBody, Http2Body, PassedBody};
 use super::connection_limit::{Busy, Supply};
 use super::counts::Durations;
+use super::fields;
 use super::http1::{self, Exchange, Stream};
+use super::interim::Interim;
 use super::kept::Original;
 use super::shelf::{Grant, Lease, Limit, Shared, SharedStream, Shelf, Slot, Want};
 use super::tls::Trust;
@@ -27,6 +30,8 @@ use crate::seldom::Seldom;
 /// How long a server that could not be reached is not tried, while there are others.
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
+/// How long `/readyz` waits for a connection with a server that could not be reached before.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a request is tried with a server that turns it away before it has begun with it, as one does that closes a connection.
 const TURNED_AWAY: usize = 4;
 /// Whether no more files can be opened here: EMFILE, ENFILE.
@@ -96,6 +101,19 @@ impl Upstream {
             }
         }
         turn.checked_rem(count)
+    }
+
+    /// Whether none of its servers is healthy. Where no health check finds out whether a server is back, this tries to connect
+    /// with those that could not be reached, as seldom as requests do.
+    pub(crate) async fn is_unhealthy(&self) -> bool {
+        let mut is_unhealthy = true;
+        for server in &self.servers {
+            if self.policy.health.is_none() {
+                server.try_to_reach().await;
+            }
+            is_unhealthy &= !server.is_known_to_be_well();
+        }
+        is_unhealthy
     }
 
     /// The server whose turn it is; or, if all of its connections are in use, the next that has one; or, if none has, the one
@@ -286,6 +304,15 @@ impl Server {
             && !self.workers().iter().any(|shelf| shelf.idle_count() > 0 || shelf.has_room())
     }
 
+    /// Finds out whether a server that could not be reached is back, if that has not been tried for a while.
+    async fn try_to_reach(&self) {
+        if self.is_unreachable.load(Ordering::Relaxed) && self.may_be_tried() {
+            let manner = Manner::of_health_check(self.workers().len(), PROBE_TIMEOUT);
+            // A failure is noted there.
+            let _ = self.connect(manner).await;
+        }
+    }
+
     /// Whether nothing speaks against sending requests to it.
     fn is_known_to_be_well(&self) -> bool {
         !self.is_ill.load(Ordering::Relaxed) && !self.is_unreachable.load(Ordering::Relaxed)
@@ -432,9 +459,26 @@ pub(super) struct Manner {
     pub(super) now: Instant,
 }
 
+impl Manner {
+    fn of_health_check(worker: usize, patience: Duration) -> Self {
+        Self {
+            worker,
+            is_grpc: false,
+            is_upgrade: false,
+            connect_timeout: patience,
+            queue_timeout: patience,
+            now: Instant::now(),
+        }
+    }
+}
+
 /// How far a request has come on its way to a server, for whoever waits for the answer.
 #[derive(Default)]
-pub(super) struct Attempt(Mutex<Way>);
+pub(super) struct Attempt<'r> {
+    way: Mutex<Way>,
+    /// Where informational responses go, and which of their headers matter here. None: the client gets none.
+    interim: Option<(&'r Interim, &'r HashSet<HeaderName>)>,
+}
 
 #[derive(Default)]
 struct Way {
@@ -450,16 +494,28 @@ enum InQueue {
     Until(Instant),
 }
 
-impl Attempt {
+impl<'r> Attempt<'r> {
+    pub(super) fn new(interim: Option<(&'r Interim, &'r HashSet<HeaderName>)>) -> Self {
+        Self { interim, ..Self::default() }
+    }
+
+    /// The server has sent an informational response.
+    fn inform(&self, mut response: Response<()>) {
+        if let Some((interim, decisive)) = self.interim {
+            fields::strip_interim(response.headers_mut(), decisive);
+            interim.add(&response);
+        }
+    }
+
     /// The server that was tried last.
     pub(super) fn server(&self) -> Option<usize> {
-        self.0.lock().server
+        self.way.lock().server
     }
 
     /// Since when the server is waited for, if the request had to wait in a queue before: not at all before now, while it is
     /// there.
     pub(super) fn left_queue(&self) -> Option<Instant> {
-        match self.0.lock().queue {
+        match self.way.lock().queue {
             InQueue::Never => None,
             InQueue::Now => Some(Instant::now()),
             InQueue::Until(left) => Some(left),
@@ -474,12 +530,12 @@ impl Upstream {
         &self,
         request: &mut Request<AskedBody>,
         manner: Manner,
-        attempt: &Attempt,
+        attempt: &Attempt<'_>,
     ) -> Result<(Response<PassedBody>, Lent), Failed> {
         let mut last = Failed::Unreachable("there is no server".to_owned());
         for tried in 0..self.servers.len().max(1) {
             let picked = self.pick(tried);
-            attempt.0.lock().server = picked;
+            attempt.way.lock().server = picked;
             let Some(server) = picked.and_then(|at| self.servers.get(at)) else { break };
             let mut lent = Lent::new(server, self, manner.worker);
             let passed = match server.speaks_http2(manner.is_grpc) && !manner.is_upgrade {
@@ -587,11 +643,11 @@ impl Server {
         &self,
         manner: Manner,
         want: Want,
-        attempt: &Attempt,
+        attempt: &Attempt<'_>,
     ) -> Result<Grant, (Failed, Again)> {
-        attempt.0.lock().queue = InQueue::Now;
+        attempt.way.lock().queue = InQueue::Now;
         let granted = self.limit.wait(want, manner.queue_timeout).await;
-        attempt.0.lock().queue = InQueue::Until(Instant::now());
+        attempt.way.lock().queue = InQueue::Until(Instant::now());
         granted.map_err(|busy| {
             static TOLD: Seldom = Seldom::new();
             if TOLD.is_due() {
@@ -619,7 +675,7 @@ impl Server {
         &self,
         request: &mut Request<AskedBody>,
         manner: Manner,
-        attempt: &Attempt,
+        attempt: &Attempt<'_>,
     ) -> Passed {
         name_host_in_field(request);
         let is_repeatable = is_repeatable(request);
@@ -641,7 +697,7 @@ impl Server {
         while let Some(mut exchange) = lease.exchange.take() {
             // What can be made only once needs a connection that is certainly not closed.
             if exchange.is_usable(!is_repeatable) {
-                match exchange.ask(request).await {
+                match exchange.ask(request, |response| attempt.inform(response)).await {
                     Ok(answered) => return Ok((joined(answered), lease.slot)),
                     Err(broken) if broken.is_unsent => {}
                     // One more try, on a connection that is certainly new; none if there was an answer of some kind.
@@ -665,7 +721,7 @@ impl Server {
         &self,
         request: &mut Request<AskedBody>,
         manner: Manner,
-        attempt: &Attempt,
+        attempt: &Attempt<'_>,
         slot: Option<Slot>,
     ) -> Passed {
         let stream = match self.connect(manner).await {
@@ -686,13 +742,19 @@ impl Server {
             self.limit.freed();
             return self.pass_http2(request, manner, attempt, stream).await;
         }
-        self.pass_on(stream, request, slot).await
+        self.pass_on(stream, request, attempt, slot).await
     }
 
     /// Passes a request on over a new connection of HTTP/1.1.
-    async fn pass_on(&self, stream: Stream, request: &mut Request<AskedBody>, slot: Option<Slot>) -> Passed {
+    async fn pass_on(
+        &self,
+        stream: Stream,
+        request: &mut Request<AskedBody>,
+        attempt: &Attempt<'_>,
+        slot: Option<Slot>,
+    ) -> Passed {
         name_host_in_field(request);
-        match Exchange::new(stream).ask(request).await {
+        match Exchange::new(stream).ask(request, |response| attempt.inform(response)).await {
             Ok(answered) => Ok((joined(answered), slot)),
             Err(broken) => {
                 let again = if broken.is_unsent { Again::Elsewhere } else { Again::Never };
@@ -714,7 +776,7 @@ impl Server {
     }
 
     /// What a request over HTTP/2 is sent over: a stream of a connection of this worker, of a new one, or of another worker's.
-    async fn open(&self, manner: Manner, attempt: &Attempt) -> Result<Opened, (Failed, Again)> {
+    async fn open(&self, manner: Manner, attempt: &Attempt<'_>) -> Result<Opened, (Failed, Again)> {
         let Some(shelf) = self.shelves.get(manner.worker) else {
             return Err((Failed::Unreachable("there is no such worker".to_owned()), Again::Elsewhere));
         };
@@ -782,7 +844,7 @@ impl Server {
         &self,
         request: &mut Request<AskedBody>,
         manner: Manner,
-        attempt: &Attempt,
+        attempt: &Attempt<'_>,
         mut first: Option<SharedStream>,
     ) -> Passed {
         // What may have been begun with is tried once more, and nowhere else.
@@ -799,7 +861,7 @@ impl Server {
             let (is_fresh, SharedStream { mut sender, share }) = match opened {
                 Opened::Stream(stream) => (false, stream),
                 Opened::Fresh(stream) => (true, stream),
-                Opened::Http1(stream, slot) => return self.pass_on(stream, request, slot).await,
+                Opened::Http1(stream, slot) => return self.pass_on(stream, request, attempt, slot).await,
             };
             name_host_in_target(request, &self.address);
             let (is_repeatable, copy) = (is_repeatable(request), Copied::of(request));
@@ -840,15 +902,7 @@ impl Server {
             request.headers_mut().insert(header::HOST, host);
         }
         let worker = self.shelves.len().checked_sub(1)?;
-        let now = Instant::now();
-        let manner = Manner {
-            worker,
-            is_grpc: false,
-            is_upgrade: false,
-            connect_timeout: patience,
-            queue_timeout: patience,
-            now,
-        };
+        let manner = Manner::of_health_check(worker, patience);
         let attempt = Attempt::default();
         let answered = match self.speaks_http2(false) {
             true => self.pass_http2(&mut request, manner, &attempt, None).await,

@@ -128,6 +128,8 @@ struct Passing {
     sending: Option<Arc<Sending>>,
     /// Whether its client speaks HTTP/1.
     is_http1: bool,
+    /// Whether its client can make use of informational responses.
+    is_http11: bool,
     permit: Permit<AnyStore>,
     track: Track,
 }
@@ -193,7 +195,18 @@ impl Asked {
             is_http1,
         };
         let request = rewritten(parts, body, &site, &origin, upgrade);
-        Ok(Passing { upstream: at, connection, site, request, manner, sending, is_http1, permit, track })
+        Ok(Passing {
+            upstream: at,
+            connection,
+            site,
+            request,
+            manner,
+            sending,
+            is_http1,
+            is_http11,
+            permit,
+            track,
+        })
     }
 }
 
@@ -213,7 +226,9 @@ impl Passing {
             self.permit.waits();
         }
         let mut track = self.track;
-        let (attempt, mut is_again) = (Attempt::default(), false);
+        // HTTP/1.0 knows no informational responses.
+        let interim = (&self.connection.doing.interim, &self.site.decisive);
+        let (attempt, mut is_again) = (Attempt::new(self.is_http11.then_some(interim)), false);
         let passed = loop {
             let passed = pin!(upstream.pass(&mut self.request, self.manner, &attempt));
             let (patience, doing) = (self.site.times.answer, &self.connection.doing);
@@ -323,7 +338,7 @@ async fn in_time<T>(
     patience: Duration,
     mut since: Instant,
     sending: Option<&Sending>,
-    attempt: &Attempt,
+    attempt: &Attempt<'_>,
     doing: &Doing,
     mut answer: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {

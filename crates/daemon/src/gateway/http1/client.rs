@@ -118,10 +118,12 @@ impl Exchange {
         self.wire.relax();
     }
 
-    /// Sends a request, and waits for the head of its answer. Of a request that was not begun nothing is taken.
+    /// Sends a request, and waits for the head of its answer. Informational responses before it go to `inform`, but for
+    /// 100 Continue. Of a request that was not begun nothing is taken.
     pub(in crate::gateway) async fn ask(
         mut self: Box<Self>,
         request: &mut Request<AskedBody>,
+        mut inform: impl FnMut(Response<()>),
     ) -> Result<Answered, Broken> {
         let body = mem::take(request.body_mut());
         let length = (!body.is_empty()).then(|| body.size_hint().exact());
@@ -132,7 +134,7 @@ impl Exchange {
         let announced = || Announced::by(request.headers());
         self.sending = length.map(|_| Sending { body, encoder, announced: announced(), is_begun: false });
         let mut sent = 0;
-        match poll_fn(|context| self.poll_head(context, &mut sent)).await {
+        match poll_fn(|context| self.poll_head(context, &mut sent, &mut inform)).await {
             Ok(told) => {
                 self.decoder = Decoder::new(told.length, Syntax::Lenient);
                 self.stays &= told.stays;
@@ -151,7 +153,12 @@ impl Exchange {
         }
     }
 
-    fn poll_head(&mut self, context: &mut Context<'_>, sent: &mut usize) -> Poll<Result<head::Told, Why>> {
+    fn poll_head(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: &mut usize,
+        inform: &mut impl FnMut(Response<()>),
+    ) -> Poll<Result<head::Told, Why>> {
         self.poll_send(context, sent).map_err(Why::Asked)?;
         loop {
             if let Some(end) = self.scan.end(&self.wire.read, false)?.filter(|end| *end <= MOST_HEAD) {
@@ -165,6 +172,9 @@ impl Exchange {
                 self.interim += 1;
                 if self.interim > MOST_INTERIM {
                     return Poll::Ready(Err(Why::Wrong(Wrong::Head("the answer never comes"))));
+                }
+                if status != StatusCode::CONTINUE {
+                    inform(told.response);
                 }
                 continue;
             }

@@ -21,6 +21,7 @@ use super::head::{self, Asked, Length, Scan, Wrong};
 use super::wire::Wire;
 use crate::gateway::alarm::Alarm;
 use crate::gateway::body::{AnswerBody, AskingBody, BrokenOff};
+use crate::gateway::doing::Doing;
 use crate::gateway::problem::Problem;
 use crate::gateway::request::Answering;
 use crate::gateway::tunnel;
@@ -45,6 +46,7 @@ pub(in crate::gateway) struct Connection {
     drain: CancellationToken,
     /// What it stands in, which others may need more.
     room: Arc<Room>,
+    doing: Arc<Doing>,
     bounds: Bounds,
 }
 
@@ -96,6 +98,7 @@ impl Connection {
         bounds: Bounds,
         [notice, drain]: [CancellationToken; 2],
         room: Arc<Room>,
+        doing: Arc<Doing>,
     ) -> Self {
         let shared = Shared {
             wire,
@@ -106,7 +109,7 @@ impl Connection {
             waker: None,
         };
         let shared = Arc::new(Mutex::new(shared));
-        Self { shared, alarm: Alarm::default(), notice, drain, room, bounds }
+        Self { shared, alarm: Alarm::default(), notice, drain, room, doing, bounds }
     }
 
     /// Serves requests until there are no more. Each has the bounds of when it comes.
@@ -131,7 +134,9 @@ impl Connection {
             let body = self.body_of(length, expects);
             let mut answering = answer(request.map(|()| body));
             let answered = poll_fn(|context| {
-                if let Poll::Ready(Ok(answer)) = Pin::new(&mut answering).poll(context) {
+                let polled = Pin::new(&mut answering).poll(context);
+                self.send_interim(context);
+                if let Poll::Ready(Ok(answer)) = polled {
                     return Poll::Ready(Some(answer));
                 }
                 self.poll_gone(context).map(|()| None)
@@ -254,6 +259,15 @@ impl Connection {
             }
         })
         .await
+    }
+
+    /// Forwards informational responses. What cannot be sent at once is sent with the final response.
+    fn send_interim(&self, context: &mut Context<'_>) {
+        if !self.doing.interim.is_empty() {
+            let wire = &mut self.shared.lock().wire;
+            self.doing.interim.move_to(&mut wire.write);
+            let _ = wire.poll_send(context, &mut 0);
+        }
     }
 
     /// Whether the client has gone, as far as can be seen without reading more than the next requests.
