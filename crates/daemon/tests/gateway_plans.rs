@@ -220,9 +220,9 @@ fn a_service_that_tells_its_load_in_words_that_nobody_knows_is_told_of_once() {
     });
     let tollgate = gateway(&shedding("{ response_header: x-load }"), &upstream);
     assert_eq!(asked(&tollgate), [200; 4]);
-    tollgate.says("\"83\" is no utilization, and nothing is shed for it: the service should say 0.83 or 83%");
+    tollgate.says("nothing is shed for it: \"83\" is ambiguous: without a percent sign it is a ratio");
     assert_eq!(asked(&tollgate), [200; 4]);
-    assert_eq!(tollgate.said().iter().filter(|line| line.contains("is no utilization")).count(), 1);
+    assert_eq!(tollgate.said().iter().filter(|line| line.contains("reports no utilization")).count(), 1);
 }
 
 #[test]
@@ -268,5 +268,35 @@ fn a_load_that_nobody_asks_for_is_told_so() {
         let answer = gateway(&policy, &upstream).ask_admin("POST", "/api/utilization", "{\"percent\": 85}");
         assert_eq!(answer.status, 409, "{policy}");
         assert!(answer.text().contains("source: reported"));
+    }
+}
+
+/// `{"percent": 0.85}` meant 0.85 %, and `0.85` in a header 85 %.
+#[test]
+fn an_ambiguous_utilization_is_rejected_with_a_hint() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(&shedding("reported"), &upstream);
+    let report = |body: &str| tollgate.ask_admin("POST", "/api/utilization", body);
+    for (body, percent) in [
+        ("{\"percent\": 85}", 85.0),
+        ("{\"ratio\": 0.85}", 85.0),
+        ("{\"percent\": 0}", 0.0),
+        ("{\"percent\": 1}", 1.0),
+    ] {
+        let answer = report(body);
+        let told: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!((answer.status, told["percent"].as_f64()), (200, Some(percent)), "{body}");
+    }
+    for (body, hint) in [
+        ("{\"percent\": 0.85}", "write 85% for 85 percent, or 0.85 as a ratio"),
+        ("{\"ratio\": 85}", "Write 85% for a percentage"),
+        ("{\"percent\": 1001}", "the most is 1000%"),
+        ("{\"percent\": -1}", "is not a utilization"),
+        ("{\"percent\": \"85\"}", "send {\\\"percent\\\": 85} or"),
+        ("{\"percent\": 85, \"ratio\": 0.85}", "and not both"),
+    ] {
+        let answer = report(body);
+        assert_eq!(answer.status, 400, "{body}");
+        assert!(answer.text().contains(hint), "{body}: {}", answer.text());
     }
 }

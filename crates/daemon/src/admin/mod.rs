@@ -226,21 +226,27 @@ async fn switch_all(State(admin): State<Admin>, Said(body): Said) -> Response {
 
 /// What the protected service says of itself.
 async fn report_utilization(State(admin): State<Admin>, Said(body): Said) -> Response {
-    match body.get("percent").and_then(Value::as_f64) {
-        Some(percent) if (0.0..=1000.0).contains(&percent) => {
+    // The same rule as for a header that tells it: a ratio, or a percentage with its sign.
+    let text = match (body.get("percent"), body.get("ratio")) {
+        (Some(Value::Number(percent)), None) => percent.as_f64().map(|percent| format!("{percent}%")),
+        (None, Some(Value::Number(ratio))) => ratio.as_f64().map(|ratio| ratio.to_string()),
+        _ => None,
+    };
+    let Some(text) = text else {
+        return problem(StatusCode::BAD_REQUEST, "send {\"percent\": 85} or {\"ratio\": 0.85}, and not both");
+    };
+    match tollgate::utilization::parse(text.as_bytes()) {
+        Ok(ppm) => {
             let is_for_us = !admin.limiter.policy().watches_upstreams();
-            match is_for_us && admin.limiter.report_utilization((percent * 1e4) as u64) {
-                true => Json(json!({ "percent": percent })).into_response(),
+            match is_for_us && admin.limiter.report_utilization(ppm) {
+                true => Json(json!({ "percent": ppm as f64 / 1e4 })).into_response(),
                 false => problem(
                     StatusCode::CONFLICT,
                     "no limiter of the policy asks for it: one with `workers: { source: reported }` would",
                 ),
             }
         }
-        _ => problem(
-            StatusCode::BAD_REQUEST,
-            "say {\"percent\": 85}: a number from 0 to 1000, of which 100 is fully busy",
-        ),
+        Err(error) => problem(StatusCode::BAD_REQUEST, &error.to_string()),
     }
 }
 

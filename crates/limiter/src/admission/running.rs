@@ -210,10 +210,11 @@ impl RunningWorker {
         let Some(name) = self.policy.reported_in.as_deref() else { return };
         let Some(value) = header(name) else { return };
         if !self.gauge.report_text(value, now) && !self.is_misread.swap(true, Ordering::Relaxed) {
-            let value: String = String::from_utf8_lossy(value).chars().take(40).collect();
+            let why = crate::utilization::parse(value).err().map(|error| error.to_string());
+            let why = why.unwrap_or_default();
             tracing::warn!(
                 header = name,
-                "{value:?} is no utilization, and nothing is shed for it: the service should say 0.83 or 83%"
+                "the service reports no utilization, and nothing is shed for it: {why}"
             );
         }
     }

@@ -38,6 +38,7 @@ use tollgate_core::{Nanos, Timestamp};
 use files::Files;
 use latency::{Latencies, Seen};
 use report::Report;
+pub use text::{UtilizationError, parse};
 
 /// Measures the utilization. One gauge is shared by all threads: requests only touch atomics, and the files of the
 /// system are read by [`sample`](Self::sample) alone.
@@ -165,11 +166,8 @@ impl Gauge {
         }
     }
 
-    /// As [`report_ppm`](Self::report_ppm), from the text of a header: `0.83`, `83%` or `83 %`. Anything else is
-    /// false and changes nothing.
-    ///
-    /// A number without a percent sign is refused above 10: it is likely a percentage that lacks its sign, and
-    /// taken at its word it would shed everything.
+    /// As [`report_ppm`](Self::report_ppm), from the text of a header: `0.83`, `83%` or `83 %`, as [`parse`] reads it.
+    /// Anything else is false and changes nothing.
     ///
     /// ```
     /// # use tollgate::{Timestamp, utilization::{Gauge, Source}};
@@ -180,7 +178,7 @@ impl Gauge {
     /// assert_eq!(gauge.sample(0, now), Some(830_000));
     /// ```
     pub fn report_text(&self, text: &[u8], now: Timestamp) -> bool {
-        text::utilization(text).map(|ppm| self.report_ppm(ppm, now)).is_some()
+        parse(text).map(|ppm| self.report_ppm(ppm, now)).is_ok()
     }
 
     /// The utilization now, in parts per million. Call it on a timer, from one place: for most sources a sample is
