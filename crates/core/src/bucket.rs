@@ -92,6 +92,12 @@ impl Bucket {
         Nanos::new(self.full.div_ceil(self.leak.get()))
     }
 
+    /// How much sooner an empty bucket has one token than all of them.
+    pub(crate) fn first_token_lead(&self) -> Nanos {
+        // Rounded down, so that a wait made from it is never too short.
+        Nanos::new((self.full - self.token.get()) / self.leak.get())
+    }
+
     /// A node's share: see [`Limit::divided_among`](crate::Limit::divided_among).
     pub(crate) fn divided_among(&self, nodes: u64) -> Self {
         let (capacity, _) = divide(self.capacity, nodes);

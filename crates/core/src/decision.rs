@@ -64,6 +64,8 @@ pub enum Unit {
 pub struct Standing {
     /// The limit's name: that of its limiter, and a number behind it if that has several rates.
     pub name: Arc<str>,
+    /// The limit as the policy states it: `50/s, burst 100`, or `20 requests in progress`.
+    pub stated: Arc<str>,
     /// How much may be had in a window, or at once.
     pub quota: u64,
     /// The window; none for requests in progress.

@@ -274,6 +274,28 @@ impl Limit {
         }
     }
 
+    /// How much sooner one unit is available again than all of them, once none is left: with
+    /// [`Outcome::reset_after`](crate::Outcome::reset_after) this says when the next request fits. Zero where all units
+    /// come back at once, and where it depends on when they were used (sliding windows and logs).
+    ///
+    /// ```
+    /// use tollgate_core::{Limit, Nanos};
+    ///
+    /// let bucket = Limit::token_bucket(5, 5, Nanos::from_secs(60))?;
+    /// assert_eq!(bucket.first_unit_lead(), Nanos::from_secs(48)); // one after 12 s, all after 60 s
+    /// # Ok::<_, tollgate_core::LimitError>(())
+    /// ```
+    pub fn first_unit_lead(&self) -> Nanos {
+        match self {
+            Self::Bucket(a) => a.first_token_lead(),
+            Self::IntervalBucket(a) => {
+                let batches = a.capacity().div_ceil(a.refill().max(1)).saturating_sub(1);
+                Nanos::new(a.period().as_u64().saturating_mul(batches))
+            }
+            _ => Nanos::ZERO,
+        }
+    }
+
     /// Whether `other` never refuses what this lets pass, where both are charged the same, together or not at all. False if
     /// that is not certain.
     #[cfg(feature = "policy")]

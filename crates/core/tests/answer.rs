@@ -25,6 +25,7 @@ const REASONS: [Reason; 6] =
 fn rate(name: &str, quota: u64, window: u64, remaining: u64) -> Standing {
     Standing {
         name: name.into(),
+        stated: format!("{quota}/{window}s").into(),
         quota,
         window: Some(Nanos::from_secs(window)),
         unit: Unit::Requests,
@@ -36,7 +37,8 @@ fn rate(name: &str, quota: u64, window: u64, remaining: u64) -> Standing {
 
 fn in_progress(name: &str, quota: u64, remaining: u64) -> Standing {
     let standing = rate(name, quota, 30, remaining);
-    Standing { window: None, unit: Unit::ConcurrentRequests, ..standing }
+    let stated = format!("{quota} requests in progress").into();
+    Standing { stated, window: None, unit: Unit::ConcurrentRequests, ..standing }
 }
 
 fn refused(reason: Reason, retry_after: Option<Nanos>, mut exceeded: Vec<Standing>) -> Refused {
@@ -231,7 +233,7 @@ mod styles {
             &headers(HeaderStyle::Ietf11),
             &[
                 ("ratelimit-policy", r#""per1";q=5;w=1, "daily";q=1000;w=86400"#),
-                ("ratelimit", r#""per1";r=2;t=1"#),
+                ("ratelimit", r#""per1";r=2;t=1, "daily";r=640;t=86400"#),
             ],
         );
         assert_headers(
@@ -266,6 +268,19 @@ mod styles {
         assert_headers(&headers(HeaderStyle::Off), &[]);
     }
 
+    /// A policy with `concurrency: 20` said `"concurrent-requests";r=19` on every answer, and nothing of the rate.
+    #[test]
+    fn a_concurrency_limit_does_not_hide_the_rate_limit() {
+        let standings = [rate("request-rate", 100, 2, 98), in_progress("concurrent-requests", 20, 19)];
+        let headers = standing_headers(HeaderStyle::Ietf11, &standings, NOW);
+        let told = r#""request-rate";r=98;t=2, "concurrent-requests";r=19"#;
+        assert_eq!(header(&headers, "ratelimit"), Some(told));
+        let full = [rate("request-rate", 100, 2, 98), in_progress("concurrent-requests", 20, 0)];
+        let headers = standing_headers(HeaderStyle::Ietf11, &full, NOW);
+        let told = r#""request-rate";r=98;t=2, "concurrent-requests";r=0;t=1"#;
+        assert_eq!(header(&headers, "ratelimit"), Some(told));
+    }
+
     #[test]
     fn requests_in_progress_are_told_in_one_style_alone() {
         let both = [in_progress("inflight", 64, 3), rate("per1", 5, 1, 2)];
@@ -273,7 +288,7 @@ mod styles {
             &standing_headers(HeaderStyle::Ietf11, &both, NOW),
             &[
                 ("ratelimit-policy", r#""inflight";q=64;qu="concurrent-requests", "per1";q=5;w=1"#),
-                ("ratelimit", r#""inflight";r=3;t=0"#),
+                ("ratelimit", r#""inflight";r=3, "per1";r=2;t=1"#),
             ],
         );
         let draft = standing_headers(HeaderStyle::Draft7, &both, NOW);
@@ -353,6 +368,7 @@ mod styles {
         let parts = (any_text(16), any::<u64>(), window, any::<bool>(), 0..4_u64, retry, any::<u64>());
         parts.prop_map(|(name, quota, window, concurrent, remaining, retry_after, reset)| Standing {
             name: name.into(),
+            stated: "some".into(),
             quota,
             window,
             unit: if concurrent { Unit::ConcurrentRequests } else { Unit::Requests },
@@ -386,10 +402,14 @@ mod styles {
             }
 
             let reported = field::list(header(&headers, "ratelimit").unwrap()).unwrap();
-            prop_assert_eq!(reported.len(), 1);
-            prop_assert_eq!(&reported[0].0, &printable(&standings[0].name));
-            prop_assert_eq!(&reported[0].1[0], &("r".to_owned(), Integer(standings[0].remaining)));
-            prop_assert_eq!(reported[0].1.len(), 2);
+            prop_assert_eq!(reported.len(), standings.len());
+            for (item, standing) in reported.iter().zip(&standings) {
+                prop_assert_eq!(&item.0, &printable(&standing.name));
+                prop_assert_eq!(&item.1[0], &("r".to_owned(), Integer(standing.remaining)));
+                let is_free = standing.remaining > 0 && standing.retry_after == Some(Nanos::ZERO);
+                let has_no_wait = standing.unit == Unit::ConcurrentRequests && is_free;
+                prop_assert_eq!(item.1.len(), if has_no_wait { 1 } else { 2 });
+            }
         }
 
         /// A line break in a value would be a header of the caller's own.
@@ -436,9 +456,29 @@ mod waits {
                 assert_eq!(ratelimit_t(&answer.headers), secs, "{nanos} ns");
                 let body: Value = serde_json::from_str(&answer.body).unwrap();
                 assert_eq!(body["retry-after"], json!(secs));
-                assert!(body["detail"].as_str().unwrap().ends_with(&format!(" Try again in {secs} s.")));
+                let millis = nanos.div_ceil(1_000_000).max(1);
+                assert_eq!(body["retry_after_ms"], json!(millis), "{nanos} ns");
+                let told = if millis < 1000 { format!("{millis} ms") } else { format!("{secs} s") };
+                assert!(body["detail"].as_str().unwrap().ends_with(&format!(" Try again in {told}.")));
             }
         }
+    }
+
+    /// A caller that may send 50 a second was told to wait for 1 s where 20 ms are enough.
+    #[test]
+    fn a_refusal_says_in_milliseconds_when_the_next_request_passes() {
+        let wait = Some(Nanos::new(19_999_001));
+        let refused = refused(Reason::Rate, wait, vec![rate("x", 50, 1, 0)]);
+        let body: Value = serde_json::from_str(&tell(&refused, "*/*", "/").body).unwrap();
+        assert_eq!((&body["retry-after"], &body["retry_after_ms"]), (&json!(1), &json!(20)));
+        assert!(grpc(&refused).1.ends_with("Try again in 20 ms."));
+        // Whoever is shed comes back at another time than the others.
+        let shed = |draw| {
+            let refused = super::refused(Reason::Worker, Some(Nanos::from_secs(4)), Vec::new());
+            let answer = refusal(&refused, &AnswerStyle::default(), None, "/", NOW, draw);
+            serde_json::from_str::<Value>(&answer.body).unwrap()["retry_after_ms"].as_u64().unwrap()
+        };
+        assert_eq!([0, 1 << 31, u32::MAX].map(shed), [4000, 5000, 6000]);
     }
 
     #[test]
@@ -481,7 +521,7 @@ mod waits {
             assert!(body.get("retry-after").is_none());
             assert_eq!(
                 body["detail"],
-                "The request costs more than the limit \"x\" of 50 requests per 1 s can ever give, and will never \
+                "The request costs more than the limit \"x\" of 50/1s can ever give, and will never \
                  pass as it is."
             );
         }
@@ -589,9 +629,9 @@ mod bodies {
             answer.body,
             concat!(
                 r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","#,
-                r#""status":429,"detail":"The limit \"per-ip\" of 2 requests per 60 s is exceeded. Try again in 60 s.","#,
+                r#""status":429,"detail":"The limit \"per-ip\" of 2/60s is exceeded. Try again in 60 s.","#,
                 r#""instance":"/v1/charges","violated-policies":["per-ip"],"limiter":"per-ip","reason":"rate","#,
-                r#""limit":2,"remaining":0,"retry-after":60,"docs":"https://example.com/limits"}"#
+                r#""limit":2,"remaining":0,"retry-after":60,"retry_after_ms":60000,"docs":"https://example.com/limits"}"#
             )
         );
     }
@@ -606,11 +646,7 @@ mod bodies {
         };
         let iana = "https://iana.org/assignments/http-problem-types#";
         let cases = [
-            (
-                Reason::Rate,
-                "quota-exceeded",
-                "The limit \"x\" of 1 request per 1 s is exceeded. Try again in 3 s.",
-            ),
+            (Reason::Rate, "quota-exceeded", "The limit \"x\" of 1/1s is exceeded. Try again in 3 s."),
             (
                 Reason::Concurrency,
                 "quota-exceeded",
@@ -652,20 +688,6 @@ mod bodies {
     }
 
     #[test]
-    fn windows_are_said_exactly() {
-        for (nanos, said) in
-            [(SECOND, "1 s"), (3 * SECOND / 2, "1.5 s"), (SECOND / 10, "100 ms"), (250, "250 ns")]
-        {
-            let standing = Standing { window: Some(Nanos::new(nanos)), ..rate("x", 50, 1, 0) };
-            let (_, message) = grpc(&refused(Reason::Rate, Some(Nanos::new(1)), vec![standing]));
-            assert_eq!(
-                message,
-                format!("The limit \"x\" of 50 requests per {said} is exceeded. Try again in 1 s.")
-            );
-        }
-    }
-
-    #[test]
     fn text_and_html_in_full() {
         let style = AnswerStyle { docs_url: Some("/limits?a=1&b='2'".into()), ..AnswerStyle::default() };
         let answer = |accept: &str| refusal(&third(), &style, Some(accept.as_bytes()), "/a<b", NOW, 0);
@@ -673,7 +695,7 @@ mod bodies {
         assert_eq!(text.content_type, "text/plain; charset=utf-8");
         assert_eq!(
             text.body,
-            "429 Quota Exceeded\n\nThe limit \"per-ip\" of 2 requests per 60 s is exceeded. Try again in 60 s.\n\n\
+            "429 Quota Exceeded\n\nThe limit \"per-ip\" of 2/60s is exceeded. Try again in 60 s.\n\n\
              Request: /a<b\nLimits: /limits?a=1&b='2'\n"
         );
         let html = answer("text/html");
@@ -682,7 +704,7 @@ mod bodies {
             html.body,
             "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>429 Quota Exceeded</title></head>\n\
              <body>\n<h1>Quota Exceeded</h1>\n\
-             <p>The limit &quot;per-ip&quot; of 2 requests per 60 s is exceeded. Try again in 60 s.</p>\n\
+             <p>The limit &quot;per-ip&quot; of 2/60s is exceeded. Try again in 60 s.</p>\n\
              <p>Request: <code>/a&lt;b</code></p>\n\
              <p>Limits: <a href=\"/limits?a=1&amp;b=&#39;2&#39;\">/limits?a=1&amp;b=&#39;2&#39;</a></p>\n\
              </body>\n</html>\n"
@@ -761,11 +783,11 @@ mod bodies {
         assert!(html.contains(
             "<code>/&lt;/code&gt;&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&quot;&amp;????[2J??</code>"
         ));
-        assert!(html.contains("The limit &quot;&lt;b&gt;&quot;per?ip&quot;&quot; of 2 requests"));
+        assert!(html.contains("The limit &quot;&lt;b&gt;&quot;per?ip&quot;&quot; of 2/60s is exceeded."));
 
         let text = tell(&refused, "text/plain", evil).body;
         assert!(text.contains("Request: /</code><script>alert('1')</script>\"&????[2J??\n"));
-        assert!(text.contains("The limit \"<b>\"per?ip\"\" of 2 requests"));
+        assert!(text.contains("The limit \"<b>\"per?ip\"\" of 2/60s is exceeded."));
         assert_eq!(text.lines().count(), 5);
 
         let style = AnswerStyle { docs_url: Some("/a\nb".into()), ..AnswerStyle::default() };
@@ -797,7 +819,7 @@ mod bodies {
             assert!(!answer.headers.iter().any(|(name, _)| name.starts_with("ratelimit")), "{reason:?}");
             let body: Value = serde_json::from_str(&answer.body).unwrap();
             let mut names: Vec<_> = body.as_object().unwrap().keys().map(String::as_str).collect();
-            names.retain(|name| *name != "retry-after");
+            names.retain(|name| !["retry-after", "retry_after_ms"].contains(name));
             names.sort_unstable();
             let expected =
                 ["detail", "instance", "limiter", "reason", "status", "title", "type", "violated-policies"];
@@ -809,7 +831,7 @@ mod bodies {
         for accept in ["*/*", "text/plain", "text/html"] {
             let answer = tell(&two, accept, "/");
             assert!(!answer.body.contains("77") && !answer.body.contains("55"), "{}", answer.body);
-            assert_eq!(header(&answer.headers, "ratelimit"), Some(r#""one";r=0;t=1"#));
+            assert_eq!(header(&answer.headers, "ratelimit"), Some(r#""one";r=0;t=1, "two";r=55;t=1"#));
         }
     }
 

@@ -56,6 +56,41 @@ fn limiters_that_no_request_can_match_are_warned_of() {
     );
 }
 
+/// A limiter of logins that states `5/min` let 9 or 10 attempts pass in the first minute, and nothing said so.
+#[test]
+fn a_bucket_that_guards_logins_is_told_of_the_sliding_log() {
+    let policy = |limiter: &str| format!("trusted_proxies: []\nlimiters:\n  {limiter}\n");
+    for limiter in [
+        "guard: { rate: 5/min, match: [POST /login] }",
+        "guard: { rate: 5/min, match: [POST /account/sign-in, POST /v1/otp/verify] }",
+        "guard: { rate: 5/min, match: [/password-reset] }",
+        "logins: { rate: 5/min, per: global }",
+        "by-address: { rate: 5/min, per: ip, match: [POST /door] }",
+        "by-address: { rate: [1/s, 5/min], match: [POST /door] }",
+    ] {
+        let told = "lets up to 10 requests pass in the first 1min: its bucket starts with 5 and 5 come back";
+        warned(&policy(limiter), &[(3, 3, told, "`algorithm: sliding-log`")]);
+    }
+    let told = "lets up to 13 requests pass in the first 1h: its bucket starts with 3 and 10 come back";
+    warned(&policy("logins: { rate: 10/h, burst: 3 }"), &[(3, 3, told, "")]);
+    for limiter in [
+        "guard: { rate: 5/min, match: [POST /login], algorithm: sliding-log }",
+        // Whoever names it means it.
+        "guard: { rate: 5/min, match: [POST /login], algorithm: token-bucket }",
+        "guard: { rate: 5/min, burst: 1, match: [POST /login] }",
+        "guard: { rate: 50/s, match: [POST /login] }",
+        "guard: { concurrency: 5, match: [POST /login] }",
+        "guard: { rate: 5/min, match: [GET /hotpatch, POST /autopilot] }",
+        "by-address: { rate: 5/min, per: ip }",
+        "by-address: { rate: 5/min, per: ip, match: [GET /door] }",
+        "exports: { rate: 5/min, per: global, match: [POST /exports] }",
+    ] {
+        warned(&policy(limiter), &[]);
+    }
+    let by_key = "identify: { caller: [header: x-api-key] }\n";
+    warned(&format!("{by_key}limiters:\n  exports: {{ rate: 2/min, match: [POST /exports] }}\n"), &[]);
+}
+
 /// Found by a reader.
 #[test]
 fn a_fleet_that_is_all_reserved_is_warned_of() {

@@ -101,7 +101,7 @@ fn what_callers_are_told_is_the_same_on_redis_and_tells_when_it_is_not_asked() {
     let tollgate = gateway(&policy, &upstream);
     await_store(&tollgate);
     // A place comes free when a request ends, and not when its lease would.
-    assert_eq!(tollgate.get("/few", &[]).header("ratelimit"), "\"few\";r=19;t=0");
+    assert_eq!(tollgate.get("/few", &[]).header("ratelimit"), "\"few\";r=19");
     let asked = || tollgate.metric("tollgate_store_duration_seconds_count");
     redis.kill();
     wait_until("it is noticed", || readiness(&tollgate).1.contains("degraded"));

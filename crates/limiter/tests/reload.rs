@@ -336,6 +336,7 @@ limiters:
   concurrent: { concurrency: 20 }
   logins:
     rate: [5/min, 20/h]
+    algorithm: token-bucket
     match: [POST /login]
 ";
 

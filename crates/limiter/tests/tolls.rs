@@ -160,7 +160,8 @@ fn a_mode_that_was_set_for_a_limiter_that_is_gone_comes_back_with_it() {
     assert_eq!(passes("four"), 1);
 }
 
-/// Headers name all limits in the order of the policy, and report the one that is closest to exhaustion, wherever it stands.
+/// Headers name all limits in the order of the policy. Styles that can report only one take the rate that is closest to exhaustion,
+/// wherever it stands.
 #[test]
 fn what_is_told_of_several_limits() {
     let told = |style: &str, limiters: &str| {
@@ -177,7 +178,7 @@ fn what_is_told_of_several_limits() {
         told("ietf-11", rates),
         [
             r#"ratelimit-policy: "wide";q=10;w=1, "narrow";q=2;w=1, "busy";q=5;qu="concurrent-requests""#,
-            r#"ratelimit: "narrow";r=1;t=1"#
+            r#"ratelimit: "wide";r=9;t=1, "narrow";r=1;t=1, "busy";r=4"#
         ]
     );
     assert_eq!(

@@ -2,19 +2,19 @@
 
 use std::fmt::Write as _;
 
+use super::Wait;
 use super::accept::Kind;
 use super::headers::integer;
 use super::write::{digits, push_escaped, push_json, push_number};
-use crate::decision::{Reason, Refused, Standing, Unit};
-use crate::time::Nanos;
+use crate::decision::{Reason, Refused, Standing};
 
 /// Longer names of requests are cut: a caller does not decide how much is sent back.
 const LONGEST_INSTANCE: usize = 256;
 
-/// Content type and body of a refusal; `wait` is the number in `Retry-After`.
+/// Content type and body of a refusal.
 pub(super) fn build(
     refused: &Refused,
-    wait: Option<u64>,
+    wait: Option<Wait>,
     accept: Option<&[u8]>,
     instance: &str,
     docs: Option<&str>,
@@ -38,43 +38,52 @@ pub(super) fn build(
 }
 
 /// Which limiter it was, what the limit is, and when to come back.
-pub(super) fn detail(refused: &Refused, wait: Option<u64>) -> String {
+pub(super) fn detail(refused: &Refused, wait: Option<Wait>) -> String {
     let mut detail = String::with_capacity(128);
-    let quoted = |text: &mut String, name: &str| {
-        text.push('"');
-        text.push_str(name);
-        text.push('"');
-    };
     push_detail(
         &mut detail,
         refused,
-        quoted,
-        wait.map(|wait| move |text: &mut String| push_number(text, wait)),
+        &Writing { quote: "\"", put: |text, part| text.push_str(part) },
+        wait.map(|wait| move |text: &mut String| push_wait(text, wait)),
     );
     detail
 }
 
-/// Appends the same, with names as `quoted` writes them and the wait, if there is one, as `wait` does.
+/// How text from a policy is written: as it is, or inside a string of JSON.
+struct Writing {
+    quote: &'static str,
+    put: fn(&mut String, &str),
+}
+
+impl Writing {
+    fn quoted(&self, text: &mut String, name: &str) {
+        text.push_str(self.quote);
+        (self.put)(text, name);
+        text.push_str(self.quote);
+    }
+}
+
+/// Appends the same, with names as `writing` has them and the wait, if there is one, as `wait` writes it.
 fn push_detail(
     text: &mut String,
     refused: &Refused,
-    quoted: fn(&mut String, &str),
+    writing: &Writing,
     wait: Option<impl FnOnce(&mut String)>,
 ) {
     let mut around = |before: &str, behind: &str| {
         text.push_str(before);
-        quoted(text, &refused.limiter);
+        writing.quoted(text, &refused.limiter);
         text.push_str(behind);
     };
     match refused.reason {
         Reason::Rate | Reason::Concurrency if wait.is_none() => {
             text.push_str("The request costs more than the ");
-            push_limit(text, refused, quoted);
+            push_limit(text, refused, writing);
             text.push_str(" can ever give, and will never pass as it is.");
         }
         Reason::Rate | Reason::Concurrency => {
             text.push_str("The ");
-            push_limit(text, refused, quoted);
+            push_limit(text, refused, writing);
             text.push_str(" is exceeded.");
         }
         Reason::Fleet => {
@@ -96,42 +105,26 @@ fn push_detail(
     if let Some(wait) = wait {
         text.push_str(" Try again in ");
         wait(text);
-        text.push_str(" s.");
+        text.push('.');
     }
 }
 
-/// `limit "request-rate" of 50 requests per 1 s`.
-fn push_limit(text: &mut String, refused: &Refused, quoted: fn(&mut String, &str)) {
+/// `limit "request-rate" of 50/s, burst 100`.
+fn push_limit(text: &mut String, refused: &Refused, writing: &Writing) {
     let first = refused.exceeded.first();
     text.push_str("limit ");
-    quoted(text, first.map_or(&refused.limiter, |standing| &standing.name));
-    let Some(standing) = first else { return };
-    text.push_str(" of ");
-    let quota = integer(standing.quota);
-    push_number(text, quota);
-    text.push_str(if quota == 1 { " request" } else { " requests" });
-    match (standing.unit, standing.window) {
-        (Unit::ConcurrentRequests, _) => text.push_str(" in progress"),
-        (Unit::Requests, Some(window)) => {
-            text.push_str(" per ");
-            push_spaced(text, window);
-        }
-        (Unit::Requests, None) => {}
+    writing.quoted(text, first.map_or(&refused.limiter, |standing| &standing.name));
+    if let Some(standing) = first {
+        text.push_str(" of ");
+        (writing.put)(text, &standing.stated);
     }
 }
 
-/// A duration with a space before its unit: `1.5 s`.
-fn push_spaced(text: &mut String, duration: Nanos) {
-    const SECOND: u64 = 1_000_000_000;
-    if duration.as_u64().is_multiple_of(SECOND) && duration > Nanos::ZERO {
-        push_number(text, duration.as_u64() / SECOND);
-        return text.push_str(" s");
-    }
-    let written = duration.to_string();
-    let number = written.trim_end_matches(|c: char| c.is_alphabetic());
-    text.push_str(number);
-    text.push(' ');
-    text.push_str(written.strip_prefix(number).unwrap_or_default());
+/// `5 s`, or `20 ms` where less than a second is enough.
+fn push_wait(text: &mut String, Wait { secs, millis }: Wait) {
+    let (number, unit) = if millis < 1000 { (millis, " ms") } else { (secs, " s") };
+    push_number(text, number);
+    text.push_str(unit);
 }
 
 /// A body of RFC 9457, with the problem types of the RateLimit draft: all of it that is the same for everybody who is refused
@@ -147,6 +140,10 @@ pub(super) struct Problem {
 /// What is another for every request.
 #[derive(Clone, Copy, Debug)]
 enum Gap {
+    /// Whole seconds.
+    Seconds,
+    Millis,
+    /// The wait as [`push_wait`] writes it.
     Wait,
     Instance,
     Remaining,
@@ -182,13 +179,9 @@ impl Problem {
         push_number(&mut body, refused.reason.status().into());
         body.push_str(",\"detail\":\"");
         // As a string of JSON has it, so that it need not be written twice.
-        let quoted = |text: &mut String, name: &str| {
-            text.push_str("\\\"");
-            push_escaped(text, name);
-            text.push_str("\\\"");
-        };
+        let writing = Writing { quote: "\\\"", put: push_escaped };
         let wait = |text: &mut String| problem.cut(text, Gap::Wait);
-        push_detail(&mut body, refused, quoted, has_wait.then_some(wait));
+        push_detail(&mut body, refused, &writing, has_wait.then_some(wait));
         body.push_str("\",\"instance\":");
         problem.cut(&mut body, Gap::Instance);
         body.push_str(",\"violated-policies\":[");
@@ -208,7 +201,9 @@ impl Problem {
         }
         if has_wait {
             body.push_str(",\"retry-after\":");
-            problem.cut(&mut body, Gap::Wait);
+            problem.cut(&mut body, Gap::Seconds);
+            body.push_str(",\"retry_after_ms\":");
+            problem.cut(&mut body, Gap::Millis);
         }
         if let Some(docs) = docs {
             text(&mut body, ",\"docs\":", docs);
@@ -230,13 +225,15 @@ impl Problem {
     }
 
     /// The whole body.
-    fn json(&self, refused: &Refused, wait: Option<u64>, instance: &str) -> String {
-        let (wait, remaining) =
-            (wait.unwrap_or_default(), refused.exceeded.first().map_or(0, |it| it.remaining));
-        let remaining = integer(remaining);
+    fn json(&self, refused: &Refused, wait: Option<Wait>, instance: &str) -> String {
+        let wait = wait.unwrap_or(Wait { secs: 0, millis: 0 });
+        let (secs, millis) = (integer(wait.secs), integer(wait.millis));
+        let remaining = integer(refused.exceeded.first().map_or(0, |it| it.remaining));
         // As long as it gets: what has room left costs more to send. Of an odd instance nobody knows how long it gets.
         let gaps = self.pieces.iter().map(|(_, gap)| match gap {
-            Gap::Wait => digits(wait),
+            Gap::Seconds => digits(secs),
+            Gap::Millis => digits(millis),
+            Gap::Wait => digits(if millis < 1000 { millis } else { secs }) + " ms".len(),
             Gap::Instance => instance.len() + "\"\"".len(),
             Gap::Remaining => digits(remaining),
             Gap::End => 0,
@@ -245,7 +242,9 @@ impl Problem {
         for (piece, gap) in &self.pieces {
             body.push_str(piece);
             match gap {
-                Gap::Wait => push_number(&mut body, wait),
+                Gap::Seconds => push_number(&mut body, secs),
+                Gap::Millis => push_number(&mut body, millis),
+                Gap::Wait => push_wait(&mut body, Wait { secs, millis }),
                 Gap::Instance => push_json(&mut body, instance),
                 Gap::Remaining => push_number(&mut body, remaining),
                 Gap::End => {}
@@ -276,7 +275,7 @@ fn title(reason: Reason) -> &'static str {
     }
 }
 
-fn text(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>) -> String {
+fn text(refused: &Refused, wait: Option<Wait>, instance: &str, docs: Option<&str>) -> String {
     let (status, title) = (refused.reason.status(), title(refused.reason));
     let detail = one_line(&detail(refused, wait));
     let mut body = format!("{status} {title}\n\n{detail}\n\nRequest: {}\n", one_line(instance));
@@ -286,7 +285,7 @@ fn text(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>
     body
 }
 
-fn html(refused: &Refused, wait: Option<u64>, instance: &str, docs: Option<&str>) -> String {
+fn html(refused: &Refused, wait: Option<Wait>, instance: &str, docs: Option<&str>) -> String {
     let (status, title) = (refused.reason.status(), title(refused.reason));
     let detail = escaped(&detail(refused, wait));
     let mut body = format!(

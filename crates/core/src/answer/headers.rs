@@ -124,10 +124,9 @@ impl HeaderStyle {
     }
 }
 
-/// How limits stand, for an answer of any kind. The first limit is the one that is reported; it should be the one
-/// that decided, or else the one closest to exhaustion. [`refusal`](super::refusal) sends these headers too.
-///
-/// Requests in progress can be told in [`HeaderStyle::Ietf11`] alone; the other styles leave them out.
+/// How limits stand, for an answer of any kind. [`HeaderStyle::Ietf11`] reports all of them, in this order; the other
+/// styles report the first one that is a rate, which should be the one that decided, or else the one closest to
+/// exhaustion. [`refusal`](super::refusal) sends these headers too.
 ///
 /// ```
 /// use tollgate_core::answer::{HeaderStyle, standing_headers};
@@ -136,6 +135,7 @@ impl HeaderStyle {
 ///
 /// let standing = Standing {
 ///     name: "per-key".into(),
+///     stated: "100/min".into(),
 ///     quota: 100,
 ///     window: Some(Nanos::from_secs(60)),
 ///     unit: Unit::Requests,
@@ -158,6 +158,8 @@ pub fn standing_headers(style: HeaderStyle, standings: &[Standing], now_epoch_se
 pub struct Told {
     quota: u64,
     unit: Unit,
+    /// How much sooner one unit is back than all of them, when none is left.
+    lead: Nanos,
     /// Its name as a String of RFC 9651, up to where it says how much is left.
     opening: Box<str>,
     /// What is said of it where all limits are told.
@@ -167,10 +169,11 @@ pub struct Told {
 }
 
 impl Told {
-    /// The words for a limit of this limiter. Of the standing only that counts which does not change.
-    pub fn new(style: &AnswerStyle, reason: Reason, limiter: &str, standing: &Standing) -> Self {
+    /// The words for a limit of this limiter. Of the standing only that counts which does not change. `lead` is the
+    /// limit's [`first_unit_lead`](crate::Limit::first_unit_lead).
+    pub fn new(style: &AnswerStyle, reason: Reason, limiter: &str, standing: &Standing, lead: Nanos) -> Self {
         let problem = Problem::of_one(reason, limiter, standing, style.docs_url.as_deref());
-        Self { problem: Some(problem), ..Self::in_headers(style.headers, standing) }
+        Self { problem: Some(problem), lead, ..Self::in_headers(style.headers, standing) }
     }
 
     /// What is said of it where all limits are told.
@@ -186,6 +189,7 @@ impl Told {
         Self {
             quota: standing.quota,
             unit: standing.unit,
+            lead: Nanos::ZERO,
             opening: opening.into_boxed_str(),
             policy: policy.into_boxed_str(),
             problem: None,
@@ -224,16 +228,16 @@ impl<'t> ToldStanding<'t> {
     }
 }
 
-/// As [`standing_headers`], without finding the words for each limit anew: of the limit that is reported, and the policies of all of
-/// them, one after another or put together with `", "` before. Each must be one that the style [tells](HeaderStyle::tells).
+/// As [`standing_headers`], without finding the words for each limit anew: of these limits, and with the policies of all of them, one
+/// after another or put together with `", "` before. Each must be one that the style [tells](HeaderStyle::tells).
 pub fn add_told(
     fields: &mut impl Fields,
     style: HeaderStyle,
-    first: &ToldStanding<'_>,
+    standings: &[ToldStanding<'_>],
     policies: &[&str],
     now_epoch_secs: u64,
 ) {
-    push_told(fields, style, first, policies, now_epoch_secs, None);
+    push_told(fields, style, standings, policies, now_epoch_secs, None);
 }
 
 /// Finds the words for standings.
@@ -252,31 +256,51 @@ pub(super) fn push(
     retry_after: Option<u64>,
 ) {
     let all = standings.iter().filter(|it| style.tells(it.told.unit));
-    let Some(first) = all.clone().next() else { return };
-    let policies: SmallVec<[&str; 4]> = all.map(|it| it.told.policy()).collect();
-    push_told(fields, style, first, &policies, now_epoch_secs, retry_after);
+    let policies: SmallVec<[&str; 4]> = all.clone().map(|it| it.told.policy()).collect();
+    match standings {
+        [only] if style.tells(only.told.unit) => {
+            push_told(fields, style, standings, &policies, now_epoch_secs, retry_after)
+        }
+        _ => {
+            let all: SmallVec<[ToldStanding<'_>; 4]> = all.copied().collect();
+            push_told(fields, style, &all, &policies, now_epoch_secs, retry_after);
+        }
+    }
 }
 
 fn push_told(
     fields: &mut impl Fields,
     style: HeaderStyle,
-    first: &ToldStanding<'_>,
+    standings: &[ToldStanding<'_>],
     policies: &[&str],
     now_epoch_secs: u64,
     retry_after: Option<u64>,
 ) {
+    let Some(first) = standings.first() else { return };
     let limit = integer(first.told.quota);
     let left = integer(first.remaining);
     let wait = retry_after.unwrap_or_else(|| until(first));
     match style {
         HeaderStyle::Ietf11 => {
             add_policies(fields, policies);
-            let opening = &*first.told.opening;
-            fields.add("ratelimit", opening.len() + ";t=".len() + 2 * MOST_DIGITS, |text| {
-                text.put(opening);
-                push_number(text, left);
-                text.put(";t=");
-                push_number(text, integer(wait));
+            let length = |it: &ToldStanding<'_>| it.told.opening.len() + ";t=, ".len() + 2 * MOST_DIGITS;
+            fields.add("ratelimit", standings.iter().map(length).sum(), |text| {
+                let mut wait = Some(wait);
+                for it in standings {
+                    // The first one decided, and says the same as `Retry-After`.
+                    let wait = wait.take().unwrap_or_else(|| {
+                        text.put(", ");
+                        until(it)
+                    });
+                    text.put(&it.told.opening);
+                    push_number(text, integer(it.remaining));
+                    // Places come free at any moment: while there are some, there is nothing to wait for.
+                    let is_free = it.remaining > 0 && it.retry_after == Some(Nanos::ZERO);
+                    if it.told.unit == Unit::Requests || !is_free {
+                        text.put(";t=");
+                        push_number(text, integer(wait));
+                    }
+                }
             });
         }
         HeaderStyle::Draft7 => {
@@ -317,15 +341,22 @@ fn push_told(
     }
 }
 
-/// Seconds until a caller finds more than now. A limit says in `retry_after` that a request like this one does not
-/// fit, and until when; who was let in by the last unit, or will never fit, hears of the whole quota instead.
+/// Seconds until a caller finds more than now: until a request fits where none does, and else until the whole quota is back.
+/// Who will never fit hears of the whole quota, too.
 fn until(standing: &ToldStanding<'_>) -> u64 {
-    let wait = standing.retry_after.filter(|wait| *wait > Nanos::ZERO);
-    // A place comes free when a request ends, however long a store would keep it for one that never does.
-    let whole =
-        if standing.told.unit == Unit::ConcurrentRequests { Nanos::ZERO } else { standing.reset_after };
-    let secs = wait.unwrap_or(whole).as_secs_ceil();
-    if standing.remaining == 0 { secs.max(1) } else { secs }
+    let ToldStanding { told, remaining, retry_after, reset_after } = *standing;
+    let wait = match (told.unit, retry_after) {
+        (_, Some(wait)) if wait > Nanos::ZERO => wait,
+        // A place comes free when a request ends, however long a store would keep it for one that never does.
+        (Unit::ConcurrentRequests, _) => Nanos::ZERO,
+        // Who was let in by the last unit is told of the next one, as who is refused after it.
+        (Unit::Requests, Some(_)) if remaining == 0 => {
+            Nanos::new(reset_after.as_u64().saturating_sub(told.lead.as_u64()))
+        }
+        (Unit::Requests, _) => reset_after,
+    };
+    let secs = wait.as_secs_ceil();
+    if remaining == 0 { secs.max(1) } else { secs }
 }
 
 /// The quotas of all limits.

@@ -65,6 +65,7 @@ pub struct Answer<F = HeaderList> {
 /// let wait = Nanos::new(4_200_000_000);
 /// let standing = Standing {
 ///     name: "per-key".into(),
+///     stated: "100/min".into(),
 ///     quota: 100,
 ///     window: Some(Nanos::from_secs(60)),
 ///     unit: Unit::Requests,
@@ -82,7 +83,7 @@ pub struct Answer<F = HeaderList> {
 /// assert_eq!(answer.status, 429);
 /// assert!(answer.headers.contains(&("retry-after", "5".into())));
 /// assert!(answer.headers.contains(&("ratelimit", r#""per-key";r=0;t=5"#.into())));
-/// assert!(answer.body.contains(r#"The limit "per-key" of 100 requests per 60 s is exceeded. Try again in 5 s."#));
+/// assert!(answer.body.contains(r#"The limit "per-key" of 100/min is exceeded. Try again in 5 s."#));
 /// ```
 pub fn refusal(
     refused: &Refused,
@@ -106,9 +107,10 @@ pub fn refusal_in<F: Fields + Default>(
     draw: u32,
 ) -> Answer<F> {
     let mut fields = F::default();
-    let wait = seconds_away(refused, style.retry_jitter_percent, draw);
+    let wait = Wait::of(refused, style.retry_jitter_percent, draw);
+    let seconds = wait.map(|wait| wait.secs);
     let mut push = |told: &[ToldStanding<'_>]| {
-        headers::push(&mut fields, style.headers, told, now_epoch_secs, wait);
+        headers::push(&mut fields, style.headers, told, now_epoch_secs, seconds);
     };
     let ready = match (told, refused.exceeded.as_slice()) {
         (Some(told), [standing]) => {
@@ -120,8 +122,8 @@ pub fn refusal_in<F: Fields + Default>(
             None
         }
     };
-    if let Some(wait) = wait {
-        headers::add_number(&mut fields, "retry-after", wait);
+    if let Some(seconds) = seconds {
+        headers::add_number(&mut fields, "retry-after", seconds);
     }
     let status = refused.reason.status();
     // Envoy does not retry what carries this header. Another worker may well take what this one has shed.
@@ -152,8 +154,7 @@ pub fn grpc(refused: &Refused) -> (u32, String) {
         Reason::Blocked => 7,
         Reason::Unclear => 3,
     };
-    let wait = promised(refused).map(least);
-    (code, body::detail(refused, wait))
+    (code, body::detail(refused, Wait::of(refused, 0, 0)))
 }
 
 /// A message as the header `grpc-message` carries it: percent-encoded, but for spaces and printable ASCII.
@@ -188,16 +189,25 @@ fn promised(refused: &Refused) -> Option<Nanos> {
     }
 }
 
-/// The number for `Retry-After`.
-fn seconds_away(refused: &Refused, jitter_percent: u8, draw: u32) -> Option<u64> {
-    let shed = matches!(refused.reason, Reason::Fleet | Reason::Worker | Reason::StoreAway);
-    let jitter_percent = if shed { jitter_percent.max(50) } else { jitter_percent };
-    promised(refused).map(|wait| spread(least(wait), jitter_percent.min(100), draw))
+/// How long a caller is told to stay away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wait {
+    /// The number for `Retry-After`: whole seconds, and never zero.
+    secs: u64,
+    /// The same as precisely as a program may want it: who may send 50 a second need not wait for a whole one.
+    millis: u64,
 }
 
-/// Whole seconds, and never zero: who is refused does not come back at once.
-fn least(wait: Nanos) -> u64 {
-    wait.as_secs_ceil().max(1)
+impl Wait {
+    /// What a refusal promises, made longer by the jitter. `None`: it promises nothing.
+    fn of(refused: &Refused, jitter_percent: u8, draw: u32) -> Option<Self> {
+        let shed = matches!(refused.reason, Reason::Fleet | Reason::Worker | Reason::StoreAway);
+        let jitter_percent = if shed { jitter_percent.max(50) } else { jitter_percent };
+        let wait = promised(refused)?;
+        let (secs, millis) = (wait.as_secs_ceil().max(1), wait.as_u64().div_ceil(1_000_000).max(1));
+        let spread = |least: u64| spread(least, jitter_percent.min(100), draw);
+        Some(Self { secs: spread(secs), millis: spread(millis) })
+    }
 }
 
 /// One of the numbers from `least` to `percent` more, each as likely as the others.

@@ -59,6 +59,29 @@ impl Tokens for NoTokens {
     }
 }
 
+/// Who is calling, as a policy tells callers apart. For logs: it says nothing of limits.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CallerName {
+    /// The request has none of what the policy tells callers apart by.
+    Unknown,
+    /// Known by its address; of an IPv6 address only the network that counts as one caller.
+    Address(IpAddr),
+    /// Known by what it sent: an API key, a session, the subject of a token. It may be a secret.
+    Value(Box<[u8]>),
+}
+
+impl fmt::Debug for CallerName {
+    /// Without the value, which may be a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "Unknown",
+            Self::Address(_) => "Address(..)",
+            Self::Value(_) => "Value(..)",
+        })
+    }
+}
+
 /// Who is calling. Without a tag, nobody in particular: those share a bucket that nobody else can get into.
 #[derive(Clone)]
 pub(crate) struct Caller<'f> {
@@ -141,6 +164,20 @@ impl Caller<'_> {
     pub(crate) fn nobody() -> Self {
         let value = Value::Text(Cow::Borrowed(&b""[..]));
         Self { tag: ANONYMOUS, value, sent: None, source: None, is_unclear: false }
+    }
+
+    /// The same for logs.
+    pub(crate) fn name(&self) -> CallerName {
+        match &self.value {
+            _ if self.is_nobody() => CallerName::Unknown,
+            Value::Text(text) => CallerName::Value((&**text).into()),
+            Value::Address(octets) => match (<[u8; 4]>::try_from(&**octets), <[u8; 16]>::try_from(&**octets))
+            {
+                (Ok(v4), _) => CallerName::Address(v4.into()),
+                (_, Ok(v6)) => CallerName::Address(v6.into()),
+                _ => CallerName::Unknown,
+            },
+        }
     }
 
     /// Whether nothing tells who is calling.

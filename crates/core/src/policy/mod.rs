@@ -13,7 +13,7 @@
 //! path_case: insensitive
 //! limiters:
 //!   request-rate: { rate: 50/s, burst: 100 }
-//!   logins: { rate: 5/min, match: [POST /login] }",
+//!   logins: { rate: 5/min, algorithm: sliding-log, match: [POST /login] }",
 //! )?;
 //! assert!(warnings.is_empty(), "{warnings}");
 //! let headers = [("x-api-key", "sk_1")];
@@ -25,6 +25,7 @@
 
 pub mod address;
 mod condition;
+mod describe;
 mod document;
 mod facts;
 mod fields;
@@ -62,7 +63,7 @@ pub use gateway::{
     AddedHeaders, ConnectionLimits, Gateway, GatewayTls, Health, Protocol, Server, Sizes, Timeouts, Upstream,
     address_in_url, parse_address, parse_server,
 };
-pub use identify::{NoTokens, Tokens};
+pub use identify::{CallerName, NoTokens, Tokens};
 pub use mistakes::{Mistake, Mistakes, Severity};
 pub use plan::{Charged, Charges, KeyBytes, Keys, Listed, Planned};
 pub use read::{DraftError, LimiterDraft, PolicyDraft, Surroundings};
@@ -94,6 +95,8 @@ pub struct Policy {
     mode: Mode,
     gateway: Gateway,
     admin_listen: Option<String>,
+    /// Limits that the file states in other words than [`Policy::describe`] would.
+    stated: HashMap<Limit, Arc<str>>,
 }
 
 /// What becomes of what a limiter decides.

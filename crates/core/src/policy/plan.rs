@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::address;
 use super::condition::{host_name, method_bit};
-use super::identify::{Caller, Tokens, caller_of, plan_of, usual};
+use super::identify::{Caller, CallerName, Tokens, caller_of, plan_of, usual};
 use super::path;
 use super::{Cost, Kind, Limiter, Override, Part, Policy};
 use crate::policy::Facts;
@@ -158,6 +158,11 @@ impl Policy {
     /// are said of it none counts.
     pub fn plan_unblocked(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> Planned<'_> {
         self.planned(facts, tokens, now, true)
+    }
+
+    /// Who sends a request, as [`plan`](Self::plan) sees it.
+    pub fn caller(&self, facts: &Facts<'_>, tokens: &dyn Tokens, now: Timestamp) -> CallerName {
+        caller_of(&self.identify, facts, self.address.of(facts), tokens, now).name()
     }
 
     #[inline]

@@ -181,20 +181,30 @@ impl Held {
         self.running.ruled.get(due.ruled)
     }
 
-    /// How the caller stands with the limit that is closest to exhaustion, of those of which it is told. `settled` is how one stands since
-    /// it was settled.
+    /// How the caller stands with the limits that it is told of, as they were decided or as `newer` has it. In the order of the policy
+    /// where the style tells all of them; else only the one closest to exhaustion.
     #[inline]
-    fn closest(&self, settled: impl Fn(&Due) -> Option<Outcome>) -> Option<ToldStanding<'_>> {
-        let mut closest: Option<ToldStanding<'_>> = None;
+    fn told(
+        &self,
+        style: HeaderStyle,
+        newer: impl Fn(&Due, &Ruled, &Outcome) -> Option<Outcome>,
+    ) -> SmallVec<[ToldStanding<'_>; 4]> {
+        let mut told: SmallVec<[ToldStanding<'_>; 4]> = SmallVec::new();
         for (due, outcome) in self.toll().dues.iter().zip(&self.outcomes).filter(|(due, _)| due.is_told) {
             let Some(ruled) = self.ruled(due) else { continue };
-            let settled = if self.bill.is_some() { settled(due) } else { None };
-            let it = ToldStanding::new(&ruled.told, settled.as_ref().unwrap_or(outcome));
-            if closest.as_ref().is_none_or(|closest| it.is_closer_to_exhaustion(closest)) {
-                closest = Some(it);
+            let is_empty = ruled.is_sliding && outcome.remaining == 0;
+            let newer = if self.bill.is_some() || is_empty { newer(due, ruled, outcome) } else { None };
+            let it = ToldStanding::new(&ruled.told, newer.as_ref().unwrap_or(outcome));
+            match told.first_mut() {
+                Some(closest) if style != HeaderStyle::Ietf11 => {
+                    if it.is_closer_to_exhaustion(closest) {
+                        *closest = it;
+                    }
+                }
+                _ => told.push(it),
             }
         }
-        closest
+        told
     }
 
     /// How the caller's own limits stand, the one closest to exhaustion first.
@@ -304,28 +314,40 @@ impl<S: Store + 'static> Permit<S> {
     /// Adds the same to headers of any kind.
     pub fn add_headers(&self, fields: &mut impl Fields) {
         let Some(held) = &self.held else { return };
-        let Some(closest) = held.closest(|due| self.settled(held, due)) else { return };
         let style = held.running.policy.answers().headers;
+        let told = held.told(style, |due, ruled, outcome| self.newer(held, due, ruled, outcome));
+        if told.is_empty() {
+            return;
+        }
         // One style alone tells the time.
         let seconds = match style {
             HeaderStyle::XRateLimit => self.shared.clock.now().as_nanos() / 1_000_000_000,
             _ => 0,
         };
         let policies = held.toll().policies(&held.running.ruled);
-        add_told(fields, style, &closest, &policies, seconds);
+        add_told(fields, style, &told, &policies, seconds);
     }
 
-    /// How a limit stands that was settled already: where the store answers at once, that is known.
+    /// How a limit stands now, where its outcome does not say what the caller is told: because its cost was settled since, or because
+    /// nothing is left of it and the wait for the next unit depends on the past. Only a store that answers at once is asked.
     #[cold]
-    fn settled(&self, held: &Held, due: &Due) -> Option<Outcome> {
-        held.bill.as_ref().filter(|bill| bill.is_settled(due.limiter) && !self.shared.store.is_shared())?;
-        let charge = Charge { ask: Ask::from(0), ..due.charge(&held.keys, held.lease) };
-        let now = self.shared.at(self.shared.clock.now());
-        let looked = pin!(self.shared.store.apply(Op::Estimate, charge, now));
-        match looked.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(outcome)) => Some(outcome),
-            _ => None,
+    fn newer(&self, held: &Held, due: &Due, ruled: &Ruled, outcome: &Outcome) -> Option<Outcome> {
+        if self.shared.store.is_shared() {
+            return None;
         }
+        let now = self.shared.at(self.shared.clock.now());
+        let estimate = |cost: u64| {
+            let charge = Charge { ask: Ask::from(cost), ..due.charge(&held.keys, held.lease) };
+            let looked = pin!(self.shared.store.apply(Op::Estimate, charge, now));
+            match looked.poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(Ok(outcome)) => Some(outcome),
+                _ => None,
+            }
+        };
+        let is_settled = held.bill.as_ref().is_some_and(|bill| bill.is_settled(due.limiter));
+        let settled = if is_settled { estimate(0) } else { None };
+        let is_empty = ruled.is_sliding && settled.as_ref().unwrap_or(outcome).remaining == 0;
+        if is_empty { estimate(1) } else { settled }
     }
 
     /// The answer has begun: how long that took, and what is told by its headers, is taken note of. `header` finds one by its name.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use thiserror::Error;
-use tollgate_core::answer::{AnswerStyle, Told};
+use tollgate_core::answer::Told;
 use tollgate_core::decision::{Reason, Standing, Unit};
 use tollgate_core::policy::{
     self, Charges, Cost, DraftError, Kind, Mistakes, Mode, NoTokens, Policy, Tokens, WorkerPolicy,
@@ -154,6 +154,7 @@ pub(super) struct Ruled {
     /// What the store calls it, with all that share what was used of it.
     family: Arc<str>,
     pub(super) name: Arc<str>,
+    stated: Arc<str>,
     pub(super) quota: u64,
     pub(super) window: Option<Nanos>,
     pub(super) unit: Unit,
@@ -163,6 +164,8 @@ pub(super) struct Ruled {
     pub(super) is_shown: bool,
     /// Whether callers are told of it in the headers of answers.
     pub(super) is_told: bool,
+    /// Whether it depends on the past when the next unit is available, and an outcome does not say it.
+    pub(super) is_sliding: bool,
     /// What callers are told of it.
     pub(super) told: Told,
 }
@@ -172,6 +175,7 @@ impl Ruled {
     pub(super) fn standing(&self, outcome: &Outcome) -> Standing {
         Standing {
             name: Arc::clone(&self.name),
+            stated: Arc::clone(&self.stated),
             quota: self.quota,
             window: self.window,
             unit: self.unit,
@@ -279,7 +283,7 @@ impl Running {
                 worker = Some(started_worker(index, of, before, clock, &limiter.name)?);
             }
             let names = classes.iter().map(|(name, _)| name);
-            let start = RunningLimiter::start(limiter, policy.answers(), store, lasting, names, &mut ruled);
+            let start = RunningLimiter::start(limiter, &policy, store, lasting, names, &mut ruled);
             limiters.push(start?);
         }
         let has_settled =
@@ -365,15 +369,20 @@ impl Running {
 
     /// What a limiter has decided.
     pub(super) fn standing(&self, limiter: &RunningLimiter, lasting: &Lasting) -> LimiterStanding {
-        let names = self.classes.iter().map(|(name, _)| Arc::clone(name));
         LimiterStanding {
             name: Arc::clone(&limiter.name),
             mode: self.mode(limiter),
             is_switched: limiter.switch.get().is_some(),
             kind: limiter.reason,
             stats: lasting.stats(&limiter.name),
-            by_class: names.zip(&limiter.counts).map(|(name, counts)| (name, counts.read())).collect(),
+            by_class: self.by_class(limiter),
         }
+    }
+
+    /// What a limiter has decided of the requests of each class.
+    pub(super) fn by_class(&self, limiter: &RunningLimiter) -> Vec<(Arc<str>, LimiterStats)> {
+        let names = self.classes.iter().map(|(name, _)| Arc::clone(name));
+        names.zip(&limiter.counts).map(|(name, counts)| (name, counts.read())).collect()
     }
 
     /// How the shedder of this process stands.
@@ -434,7 +443,7 @@ fn started_worker(
 impl RunningLimiter {
     fn start<'c, S: Store>(
         limiter: &policy::Limiter,
-        answers: &AnswerStyle,
+        policy: &Policy,
         store: &S,
         lasting: &Lasting,
         classes: impl Iterator<Item = &'c Arc<str>>,
@@ -447,7 +456,7 @@ impl RunningLimiter {
             for (number, (limit, family_of)) in limits.iter().zip(families(family, limits)).enumerate() {
                 let name = if number == 0 { family.to_owned() } else { format!("{family}-{}", number + 1) };
                 let of = |error| PolicyError::Store { limiter: Arc::clone(&limiter.name), error };
-                all.push(ruled(store, answers, limiter, &family_of, &name, *limit).map_err(of)?);
+                all.push(ruled(store, policy, limiter, &family_of, &name, *limit).map_err(of)?);
             }
             Ok(start..all.len())
         };
@@ -511,12 +520,13 @@ fn families(name: &str, limits: &[Limit]) -> Vec<String> {
 
 fn ruled<S: Store>(
     store: &S,
-    answers: &AnswerStyle,
+    policy: &Policy,
     limiter: &policy::Limiter,
     family: &str,
     name: &str,
     limit: Limit,
 ) -> Result<Ruled, StoreError> {
+    let (answers, stated) = (policy.answers(), policy.describe(&limit));
     let third = |ttl: Nanos| store.is_shared().then(|| Nanos::new(ttl.as_u64() / 3));
     let (limit, held) = match limit {
         Limit::Leases(leases) if !store.is_shared() => {
@@ -531,6 +541,7 @@ fn ruled<S: Store>(
     let is_shown = limiter.kind.reason() != Reason::Fleet;
     let standing = Standing {
         name: Arc::from(name),
+        stated,
         quota: limit.capacity(),
         window: limit.window(),
         unit,
@@ -541,13 +552,15 @@ fn ruled<S: Store>(
     Ok(Ruled {
         rule: store.define_with(family, limit, limiter.on_store_failure)?,
         family: Arc::from(family),
-        told: Told::new(answers, limiter.kind.reason(), &limiter.name, &standing),
+        told: Told::new(answers, limiter.kind.reason(), &limiter.name, &standing, limit.first_unit_lead()),
         name: standing.name,
+        stated: standing.stated,
         quota: standing.quota,
         window: standing.window,
         unit,
         is_shown,
         is_told: is_shown && answers.headers.tells(unit),
+        is_sliding: matches!(limit, Limit::Log(_) | Limit::SlidingWindow(_)),
         held,
     })
 }

@@ -320,6 +320,7 @@ impl Reader<'_> {
             mode: Mode::Enforce,
             gateway: Gateway::default(),
             admin_listen: None,
+            stated: Default::default(),
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) struct Drafted {
     pub(super) candidate_place: Option<Place>,
     pub(super) per_place: Option<Place>,
     pub(super) lease: Nanos,
+    /// Whether the file names its algorithm.
+    pub(super) has_algorithm: bool,
     /// How many of the limiter's choices are not of single callers.
     pub(super) common: usize,
 }
@@ -44,6 +46,7 @@ impl Drafted {
             per_place: None,
             sample_place: None,
             lease: LEASE,
+            has_algorithm: false,
         }
     }
 
@@ -183,6 +186,7 @@ impl Reader<'_> {
             candidate_place: place_of("candidate"),
             per_place: place_of("per"),
             lease,
+            has_algorithm: fields.get("algorithm").is_some(),
         })
     }
 

@@ -208,6 +208,7 @@ impl Reader<'_> {
             mode: self.mode(&top),
             gateway,
             admin_listen,
+            stated: std::mem::take(&mut self.stated),
         })
     }
 

@@ -3,9 +3,9 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::super::document::{Node, Value};
-use super::super::fields;
 use super::super::mistakes::Place;
 use super::super::quantity::{self, Rate};
+use super::super::{describe, fields};
 use super::reader::{Fields, Reader};
 use crate::error::LimitError;
 use crate::fixed_window::WindowStart;
@@ -253,6 +253,11 @@ impl Reader<'_> {
                             limit.as_ref().is_err_and(|error| ["burst", "queue"].contains(&error.field));
                         let place = rate.burst.filter(|_| is_burst).map_or(rate.place, |burst| burst.place);
                         let limit = self.built(place, limit)?;
+                        let burst = rate.burst.filter(|_| shape.has_bursts()).map(|burst| burst.count);
+                        let stated = describe::stated(rate.rate, burst);
+                        if stated != describe::describe(&limit) {
+                            self.stated.entry(limit).or_insert_with(|| stated.into());
+                        }
                         limits.push(limit);
                         placed.push((limit, rate.place));
                     }

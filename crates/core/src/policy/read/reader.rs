@@ -1,15 +1,22 @@
 //! Reads values out of a tree, and takes note of all that is wrong on the way.
 
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
 use super::super::document::{Key, Node, Value};
 use super::super::fields::{self, Field};
 use super::super::mistakes::{Mistakes, Place, Severity, nearest};
 use super::Surroundings;
+use crate::limit::Limit;
 
 pub(super) struct Reader<'s> {
     pub(super) mistakes: Mistakes,
     pub(super) surroundings: &'s dyn Surroundings,
     /// Whether paths match regardless of case where a condition has no `path_case`.
     pub(super) ignores_path_case: bool,
+    /// Limits that the file states in other words than their numbers.
+    pub(super) stated: HashMap<Limit, Arc<str>>,
 }
 
 /// The fields of a map that are known and not blank.
@@ -35,7 +42,8 @@ impl<'n> Fields<'n> {
 
 impl<'s> Reader<'s> {
     pub(super) fn new(text: &str, surroundings: &'s dyn Surroundings) -> Self {
-        Self { mistakes: Mistakes::new(text), surroundings, ignores_path_case: false }
+        let mistakes = Mistakes::new(text);
+        Self { mistakes, surroundings, ignores_path_case: false, stated: HashMap::new() }
     }
 }
 

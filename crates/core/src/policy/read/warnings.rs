@@ -6,10 +6,11 @@ use ipnet::IpNet;
 
 use super::super::address::{AddressHeader, ClientAddress, parse_network};
 use super::super::condition::Condition;
+use super::super::describe;
 use super::super::document::{Node, Value};
 use super::super::identify::{Identify, Source};
 use super::super::mistakes::Place;
-use super::super::quantity::spelled;
+use super::super::quantity::{Rate, spelled};
 use super::super::{Cost, Kind, List, Mode, Part, StoreChoice};
 use super::OF_NETWORKS;
 use super::classes::{ReadClass, contradicts};
@@ -59,6 +60,7 @@ impl Reader<'_> {
             self.fleet_per_caller(draft);
             self.long_queue(draft, timeout);
             self.sampled(draft);
+            self.login_bucket(draft, known.identify);
             if is_enforced {
                 self.wide_candidate(draft);
             }
@@ -277,6 +279,38 @@ impl Reader<'_> {
         }
     }
 
+    /// A guard against guessing that lets twice as many attempts pass at first as it states: a bucket starts full, and refills
+    /// while it is used up. Who names the algorithm means it.
+    fn login_bucket(&mut self, draft: &Drafted, identify: &Identify) {
+        /// Guards against guessing are slow. What refills faster is a limit on load.
+        const SLOW: u64 = 2_000_000_000;
+        let limiter = &draft.limiter;
+        let is_by_ip = match limiter.per.as_slice() {
+            [Part::Ip] => true,
+            [Part::Caller] => matches!(identify.caller.as_slice(), [(Source::Ip, _)]),
+            _ => false,
+        };
+        let is_guard = is_of_logins(draft) || is_by_ip && has_only_posts(&limiter.matches);
+        if draft.has_algorithm || draft.kind() != "rate" || !is_guard {
+            return;
+        }
+        let slow = limiter.choices.iter().take(draft.common).flatten().find_map(|limit| match limit {
+            Limit::Bucket(bucket) if bucket.token() / bucket.leak() >= SLOW && limit.capacity() > 1 => {
+                Some((describe::rate_of(bucket, limit.capacity()), limit.capacity()))
+            }
+            _ => None,
+        });
+        let Some((Rate { count, period }, burst)) = slow else { return };
+        let message = format!(
+            "{:?} lets up to {} requests pass in the first {}: its bucket starts with {burst} and {count} come back meanwhile",
+            limiter.name,
+            burst.saturating_add(count),
+            spelled(period),
+        );
+        let help = "add `algorithm: sliding-log`, which never lets more pass in any period; or `algorithm: token-bucket` if this is meant";
+        self.warn(draft.place, message, help);
+    }
+
     /// A share that is nobody, or of one.
     fn sampled(&mut self, draft: &Drafted) {
         let (Some(place), Mode::Enforce) = (draft.sample_place, draft.limiter.mode) else { return };
@@ -481,6 +515,47 @@ impl Reader<'_> {
     fn dead(&mut self, place: Place, name: &str) {
         self.warn(place, format!("no request can match {name:?}"), "it limits nothing");
     }
+}
+
+/// Whether a limiter is about logins, by its name or by the paths that it matches.
+fn is_of_logins(draft: &Drafted) -> bool {
+    const WORDS: [&str; 12] = [
+        "login",
+        "logon",
+        "signin",
+        "password",
+        "passwd",
+        "passcode",
+        "otp",
+        "totp",
+        "mfa",
+        "2fa",
+        "authenticate",
+        "credentials",
+    ];
+    let is_word = |word: &str| {
+        let word = word.to_ascii_lowercase();
+        WORDS.contains(&&*word) || word.strip_suffix('s').is_some_and(|one| WORDS.contains(&one))
+    };
+    // `/sign-in` and `/signin` are the same, and so are `/password-reset` and `/password/reset`.
+    let is_login = |text: &str| {
+        text.split('/').any(|segment| {
+            let is_separator = |c: char| !c.is_ascii_alphanumeric();
+            is_word(&segment.replace(is_separator, "")) || segment.split(is_separator).any(is_word)
+        })
+    };
+    let mut paths = draft.limiter.matches.iter().flat_map(|condition| &condition.paths);
+    is_login(&draft.limiter.name) || paths.any(|path| is_login(path.as_str()))
+}
+
+/// Whether conditions are for POST and certain paths alone.
+fn has_only_posts(conditions: &[Condition]) -> bool {
+    let is_post = |condition: &Condition| {
+        matches!(condition.methods.as_slice(), [method] if method.eq_ignore_ascii_case("post"))
+            && !condition.paths.is_empty()
+            && condition.paths.iter().all(|path| !path.as_str().contains('*'))
+    };
+    !conditions.is_empty() && conditions.iter().all(is_post)
 }
 
 /// Rates of one limiter that never decide, each with the one that does.
