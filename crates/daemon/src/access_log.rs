@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use siphasher::sip::SipHasher24;
-use std::hash::Hasher;
-use tollgate::{Clock, SystemClock};
+use tollgate::{Clock, SystemClock, WatchedDecisions};
+use tollgate_core::policy::CallerName;
 
+use crate::caller_labels::CallerLabels;
 use crate::seldom::Seldom;
 
 /// Lines that may wait to be written.
@@ -26,6 +26,7 @@ pub(crate) struct Entry {
     /// Without the query, which may hold secrets.
     pub(crate) path: String,
     pub(crate) client: Option<IpAddr>,
+    pub(crate) caller: Option<CallerName>,
     pub(crate) status: u16,
     pub(crate) bytes: u64,
     pub(crate) took: Duration,
@@ -38,31 +39,37 @@ pub(crate) struct Entry {
     pub(crate) upstream: Option<Arc<str>>,
     pub(crate) server: Option<String>,
     pub(crate) degraded: bool,
+    /// What dark limiters and candidates decide, perhaps while the line waits to be written.
+    pub(crate) watched: Option<WatchedDecisions>,
     pub(crate) error: Option<String>,
 }
 
 impl Entry {
     /// Whether it is one of those that were not answered well.
     fn is_bad(&self) -> bool {
-        self.limiter.is_some() || self.status >= 500 || self.error.is_some() || !self.is_whole
+        let would_be_rejected = || self.watched.as_ref().is_some_and(|it| !it.would_reject().is_empty());
+        self.limiter.is_some()
+            || self.status >= 500
+            || self.error.is_some()
+            || !self.is_whole
+            || would_be_rejected()
     }
 
-    /// As a line. Clients are shown by a hash of their address: enough to tell them apart, and nobody's business.
-    fn line(&self, written_at: Duration, hash: &SipHasher24) -> String {
+    /// As a line. Callers and clients appear only as their labels.
+    fn line(&self, written_at: Duration, labels: &CallerLabels) -> String {
         let text = |text: &str| Value::from(text);
         let micros = u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX);
-        let client = self.client.map(|client| {
-            let mut hash = *hash;
-            match client.to_canonical() {
-                IpAddr::V4(address) => hash.write(&address.octets()),
-                IpAddr::V6(address) => hash.write(&address.octets()),
-            }
-            format!("{:012x}", hash.finish() >> 16)
-        });
+        let watched = self.watched.as_ref().map(WatchedDecisions::would_reject).unwrap_or_default();
+        let would_reject = |is_candidate: bool| {
+            let names = watched.iter().filter(|by| by.is_candidate == is_candidate);
+            let names: Vec<Value> = names.map(|by| text(&by.limiter)).collect();
+            Some(Value::from(names)).filter(|names| *names != Value::Array(Vec::new()))
+        };
         let when = humantime::format_rfc3339_millis(std::time::UNIX_EPOCH + written_at);
         let fields = [
             ("time", Some(text(&when.to_string()))),
-            ("client", client.map(Value::from)),
+            ("client", self.client.map(|client| labels.address(client).into())),
+            ("caller", self.caller.as_ref().map(|caller| labels.caller(caller).into())),
             ("method", Some(text(&self.method))),
             ("path", Some(text(&self.path))),
             ("status", Some(Value::from(self.status))),
@@ -70,6 +77,8 @@ impl Entry {
             ("ms", Some(Value::from(micros as f64 / 1000.0))),
             ("verdict", Some(text(self.verdict)).filter(|_| !self.verdict.is_empty())),
             ("limiter", self.limiter.as_deref().map(text)),
+            ("would_reject", would_reject(false)),
+            ("candidate_would_reject", would_reject(true)),
             ("class", self.class.as_deref().map(text)),
             ("plan", self.plan.as_deref().map(text)),
             ("upstream", self.upstream.as_deref().map(text)),
@@ -100,11 +109,12 @@ enum Line {
 
 impl AccessLog {
     /// Writes to `stdout` or to a file, which is opened anew when somebody has moved it away.
-    pub(crate) fn open(to: &str, only_bad: bool) -> io::Result<Self> {
+    pub(crate) fn open(to: &str, only_bad: bool, labels: CallerLabels) -> io::Result<Self> {
         let output = Output::open(to)?;
         let (entries, waiting) = sync_channel(WAITING);
         let lost = Arc::<AtomicU64>::default();
-        let writer = Writer { output, is_flushed: true, lost: Arc::clone(&lost), where_to: to.to_owned() };
+        let (lost_by_writer, where_to) = (Arc::clone(&lost), to.to_owned());
+        let writer = Writer { output, is_flushed: true, lost: lost_by_writer, where_to, labels };
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || writer.run(&waiting))?;
         Ok(Self { entries, only_bad, lost })
     }
@@ -211,12 +221,12 @@ struct Writer {
     is_flushed: bool,
     lost: Arc<AtomicU64>,
     where_to: String,
+    labels: CallerLabels,
 }
 
 impl Writer {
     fn run(mut self, waiting: &Receiver<Line>) {
         let clock = SystemClock;
-        let hash = SipHasher24::new_with_key(&rand::random());
         loop {
             let line = match waiting.try_recv() {
                 Ok(line) => Ok(line),
@@ -230,7 +240,7 @@ impl Writer {
             };
             match line {
                 Ok(Line::Of(entry)) => {
-                    let mut text = entry.line(Duration::from_nanos(clock.now().as_nanos()), &hash);
+                    let mut text = entry.line(Duration::from_nanos(clock.now().as_nanos()), &self.labels);
                     text.push('\n');
                     self.is_flushed = false;
                     if let Err(error) = self.output.write(text.as_bytes()) {

@@ -13,6 +13,7 @@
 mod access_log;
 mod admin;
 pub mod block_on;
+mod caller_labels;
 pub mod check;
 pub mod conformance;
 mod demo_api;

@@ -15,14 +15,12 @@ use tollgate_core::worker::Source;
 
 use crate::access_log::AccessLog;
 use crate::admin::{self, Admin};
+use crate::caller_labels::CallerLabels;
 use crate::gateway::{self, Certificates, Gateway};
 use crate::settings::{self, Door, RunArguments, USUAL_ADMIN};
 use crate::store::AnyStore;
 use crate::systemd::{self, Inherited};
 use crate::{demo_api, upstreams_watch};
-
-/// Where a policy is looked for when nobody says where it is.
-const USUAL_POLICY: &str = "tollgate.yaml";
 
 /// What is said on the command line and holds for every policy that is loaded.
 #[derive(Clone, Debug, Default)]
@@ -64,8 +62,7 @@ struct Started {
 
 impl Started {
     fn read(arguments: &RunArguments) -> anyhow::Result<Self> {
-        let usual = Path::new(USUAL_POLICY);
-        let path = arguments.policy.clone().or_else(|| usual.exists().then(|| usual.to_owned()));
+        let path = arguments.policy.clone().or_else(settings::policy_path);
         let Some(path) = path else {
             let (policy, _) = Policy::read(demo_api::POLICY).context("the policy of the demonstration")?;
             return Ok(Self { policy, file: None, path: None, wrong: None, is_blind: false, is_demo: true });
@@ -170,11 +167,13 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
     let gateway_listener = gateway_door.open(inherited.gateway).await?;
     let admin_listener = admin_door.open(inherited.admin).await?;
     let secret = settings::variable("TOLLGATE_SECRET");
+    let label_secret = secret.as_deref().or(policy.store().secret.as_deref());
+    let labels = CallerLabels::new(label_secret, policy.gateway().log_full_addresses);
     let store = AnyStore::open(policy.store(), secret).context("the store")?;
     let log = match arguments.access_log.as_deref().or(policy.gateway().access_log.as_deref()) {
         None | Some("off") => None,
         Some(to) => Some(
-            AccessLog::open(to, policy.gateway().log_only_refused)
+            AccessLog::open(to, policy.gateway().log_only_refused, labels.clone())
                 .with_context(|| format!("the access log cannot be written to {to}"))?,
         ),
     };
@@ -193,6 +192,7 @@ async fn serve(arguments: &RunArguments, inherited: Inherited) -> anyhow::Result
         policy.clone(),
         certificates,
         log,
+        labels,
         threads.unwrap_or(1).clamp(1, 1024),
     )?;
     let shared = Arc::clone(&gateway.shared);
@@ -368,10 +368,13 @@ impl Companion for Follower {
         }
         let logs = |policy: &Policy| {
             let gateway = policy.gateway();
-            (gateway.access_log.clone().filter(|_| !self.overruling.has_log), gateway.log_only_refused)
+            let access_log = gateway.access_log.clone().filter(|_| !self.overruling.has_log);
+            (access_log, gateway.log_only_refused, gateway.log_full_addresses)
         };
         if logs(&policy) != logs(&before.policy) {
-            tracing::warn!("`access_log` or `log` has changed: the log goes on as it is until a new start");
+            tracing::warn!(
+                "`access_log`, `log` or `log_addresses` has changed: logs stay as they are until a restart"
+            );
         }
         let certificates = Certificates::read(policy.gateway(), folder).map_err(|error| error.to_string())?;
         let shared = Arc::clone(&self.shared);

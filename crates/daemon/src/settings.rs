@@ -7,6 +7,15 @@ use anyhow::bail;
 use clap::Args;
 use tollgate_core::policy::{Server, address_in_url, parse_address, parse_server};
 
+/// Where a policy is looked for when nobody says where it is.
+pub const USUAL_POLICY: &str = "tollgate.yaml";
+
+/// The policy file of commands that were given none: TOLLGATE_POLICY, or ./tollgate.yaml if there is one.
+pub fn policy_path() -> Option<PathBuf> {
+    let usual = || Some(PathBuf::from(USUAL_POLICY)).filter(|path| path.exists());
+    variable("TOLLGATE_POLICY").map(PathBuf::from).or_else(usual)
+}
+
 /// Where the admin door is when nobody says where.
 pub(crate) const USUAL_ADMIN: &str = "127.0.0.1:8083";
 

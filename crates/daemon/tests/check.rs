@@ -364,6 +364,7 @@ gateway:
   min_rate: 1KB
   access_log: stdout
   log: refused
+  log_addresses: full
 admin: { listen: 127.0.0.1:8083 }
 ";
 

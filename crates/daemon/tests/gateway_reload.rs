@@ -189,5 +189,6 @@ fn another_access_log_is_told_to_need_a_new_start() {
     let upstream = Upstream::hello();
     let tollgate = gateway("gateway: { access_log: one.log }\nlimiters: {}\n", &upstream);
     tollgate.write_policy("gateway: { access_log: other.log }\nlimiters: {}\n");
-    tollgate.says("`access_log` or `log` has changed: the log goes on as it is until a new start");
+    tollgate
+        .says("`access_log`, `log` or `log_addresses` has changed: logs stay as they are until a restart");
 }

@@ -13,6 +13,7 @@ mod gateway_faithful;
 mod gateway_forwarding;
 mod gateway_http1;
 mod gateway_http2;
+mod gateway_logs;
 mod gateway_nginx;
 mod gateway_plans;
 mod gateway_proxy_protocol;

@@ -124,7 +124,7 @@ pub use admission::Watcher;
 pub use admission::{
     ClassStats, Companion, Decision, FleetUse, Limiter, LimiterBuilder, LimiterReport, LimiterStanding,
     LimiterStats, Permit, PolicyError, PolicyFile, Refusal, ReloadReport, Settle, Timings, Totals,
-    WorkerStanding,
+    WatchedDecisions, WorkerStanding, WouldReject,
 };
 pub use clock::{Clock, ManualClock, SystemClock, TickedClock};
 pub use concurrency::{ConcurrencyLimiter, ConcurrencyLimiterBuilder, ConcurrencyPermit};

@@ -17,6 +17,7 @@ mod reload;
 mod stress;
 mod together;
 mod tokens;
+mod told;
 mod tolls;
 mod usual;
 mod utilization;

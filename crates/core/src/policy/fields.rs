@@ -412,11 +412,17 @@ pub(crate) static GATEWAY: &[Field] = &[
         Text,
     ),
     field("log", "What is logged: `all` requests, or those that were `refused` or failed.", Words(LOGGED)),
+    field(
+        "log_addresses",
+        "How logs show addresses of clients: by a keyed `hash`, unless said otherwise, or in `full`.",
+        Words(LOGGED_ADDRESSES),
+    ),
 ];
 
 pub(crate) static YES_OR_NO: &[&str] = &["yes", "no", "true", "false", "on", "off"];
 pub(crate) static ADDED_HEADERS: &[&str] = &["x-real-ip", "via"];
 pub(crate) static LOGGED: &[&str] = &["all", "refused"];
+pub(crate) static LOGGED_ADDRESSES: &[&str] = &["hash", "full"];
 pub(crate) static PROTOCOLS: &[&str] = &["auto", "http1", "http2"];
 
 pub(crate) static UPSTREAM: &[Field] = &[

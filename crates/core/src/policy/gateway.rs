@@ -36,6 +36,8 @@ pub struct Gateway {
     pub access_log: Option<String>,
     /// Whether the access log holds only what was not answered well.
     pub log_only_refused: bool,
+    /// Whether logs show addresses of clients as they are, and not only a keyed hash of them.
+    pub log_full_addresses: bool,
 }
 
 /// Headers that are added to forwarded requests only if the policy asks for them.

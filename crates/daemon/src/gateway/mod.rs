@@ -21,6 +21,7 @@ pub(crate) mod own_service;
 mod pool;
 mod problem;
 mod proxy_protocol;
+mod rejection_log;
 mod request;
 mod shelf;
 mod site;
@@ -49,10 +50,12 @@ use tollgate_core::policy::Policy;
 
 pub(crate) use self::counts::{BOUNDS, Counts};
 pub(crate) use self::pool::ServerLoad;
+use self::rejection_log::RejectionLog;
 use self::site::{Site, Watch};
 pub(crate) use self::tls::Certificates;
 use self::tls::Trust;
 use crate::access_log::AccessLog;
+use crate::caller_labels::CallerLabels;
 use crate::files;
 use crate::seldom::Seldom;
 use crate::store::AnyStore;
@@ -158,6 +161,7 @@ impl Gateway {
         policy: Policy,
         certificates: Certificates,
         log: Option<AccessLog>,
+        labels: CallerLabels,
         workers: usize,
     ) -> io::Result<Self> {
         let connections = files::connections_within(files::raise_limit(), workers);
@@ -166,7 +170,12 @@ impl Gateway {
         let shared = Arc::new(Shared {
             limiter,
             site: ArcSwap::from_pointee(Site::new(policy, workers, None, &certificates, &trust, connections)),
-            watch: Arc::new(Watch { counts: Counts::default(), log, is_over: AtomicBool::new(false) }),
+            watch: Arc::new(Watch {
+                counts: Counts::default(),
+                log,
+                rejections: RejectionLog::new(labels),
+                is_over: AtomicBool::new(false),
+            }),
             tls: ArcSwapOption::from_pointee(certificates.acceptor),
             trust,
             notice: CancellationToken::new(),

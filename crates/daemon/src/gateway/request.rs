@@ -85,8 +85,13 @@ pub(super) fn answer(
         return Answering::Now(Some(answer));
     }
     let admitted = shared.limiter.admit_at_once(&facts);
-    if let Some(Err(refusal)) = &admitted {
-        return Answering::Now(Some(refuse(refusal, &request, track)));
+    match &admitted {
+        Some(Err(refusal)) => {
+            track.rejected(refusal, || shared.limiter.caller(&facts));
+            return Answering::Now(Some(refuse(refusal, &request, track)));
+        }
+        Some(Ok(permit)) => track.passed(permit, || shared.limiter.caller(&facts)),
+        None => {}
     }
     let upstream = site.policy.upstream_of(&facts);
     let since = track.begun();
@@ -136,15 +141,20 @@ struct Passing {
 
 impl Asked {
     /// Waits for a store that takes its time.
-    async fn admit(self) -> Response<AnswerBody> {
+    async fn admit(mut self) -> Response<AnswerBody> {
         let headers = InMap(self.request.headers());
         let facts = facts_of(self.request.method(), self.request.uri(), &headers, &self.connection);
-        let admitted = self.worker.shared.limiter.admit(&facts).await;
+        let limiter = &self.worker.shared.limiter;
+        let admitted = limiter.admit(&facts).await;
         let upstream = self.site.policy.upstream_of(&facts);
         let permit = match admitted {
             Ok(permit) => permit,
-            Err(refusal) => return refuse(&refusal, &self.request, self.track),
+            Err(refusal) => {
+                self.track.rejected(&refusal, || limiter.caller(&facts));
+                return refuse(&refusal, &self.request, self.track);
+            }
         };
+        self.track.passed(&permit, || limiter.caller(&facts));
         match self.passes(permit, upstream, Instant::now()) {
             Ok(passing) => passing.on().await,
             Err(answer) => *answer,
@@ -159,7 +169,6 @@ impl Asked {
         now: Instant,
     ) -> Result<Passing, Box<Response<AnswerBody>>> {
         let Self { worker, connection, site, client, request, mut track } = self;
-        note_decision(&mut track, &permit);
         let is_grpc = is_grpc(request.headers());
         let found = upstream.and_then(|at| Some((at, site.upstreams.get(at)?)));
         let Some((at, upstream)) = found else {
@@ -376,14 +385,7 @@ fn gone(is_grpc: bool, mut track: Track) -> Response<AnswerBody> {
 }
 
 /// What the limiters have to say.
-fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Response<AnswerBody> {
-    track.note(|entry| {
-        entry.verdict = "refused";
-        entry.limiter = Some(refusal.limiter().to_owned());
-        entry.degraded = refusal.is_degraded();
-        entry.class = refusal.class().map(Arc::from);
-        entry.plan = refusal.plan().map(Arc::from);
-    });
+fn refuse<B>(refusal: &Refusal, request: &Request<B>, track: Track) -> Response<AnswerBody> {
     let (headers, path) = (request.headers(), request.uri().path());
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let is_grpc = kind.is_some_and(|kind| kind.starts_with(b"application/grpc"));
@@ -409,16 +411,6 @@ fn refuse<B>(refusal: &Refusal, request: &Request<B>, mut track: Track) -> Respo
 fn text(response: Response<Bytes>, mut track: Track) -> Response<AnswerBody> {
     track.answered(response.status());
     response.map(|text| AnswerBody::text(text, track))
-}
-
-fn note_decision(track: &mut Track, permit: &Permit<AnyStore>) {
-    track.note(|entry| {
-        let decision = permit.decision();
-        entry.verdict = "passed";
-        entry.class = Some(decision.class);
-        entry.plan = decision.plan;
-        entry.degraded = decision.degraded;
-    });
 }
 
 /// The host that was asked for: a target that names one goes before the field.

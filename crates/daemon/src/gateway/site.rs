@@ -12,6 +12,7 @@ use tollgate_core::policy::{ConnectionLimits, Gateway, Policy, Timeouts};
 
 use super::counts::Counts;
 use super::pool::{Limits, Upstream};
+use super::rejection_log::RejectionLog;
 use super::tls::{Certificates, Trust};
 use crate::access_log::{AccessLog, Entry};
 
@@ -19,6 +20,7 @@ use crate::access_log::{AccessLog, Entry};
 pub(crate) struct Watch {
     pub(crate) counts: Counts,
     pub(crate) log: Option<AccessLog>,
+    pub(super) rejections: RejectionLog,
     /// Whether whatever has not ended is cut off.
     pub(super) is_over: AtomicBool,
 }

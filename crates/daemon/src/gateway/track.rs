@@ -6,10 +6,14 @@ use std::sync::atomic::Ordering;
 
 use http::StatusCode;
 use tokio::time::Instant;
+use tollgate::{Permit, Refusal, WatchedDecisions};
+use tollgate_core::policy::CallerName;
 
 use super::doing::Doing;
+use super::rejection_log::{By, Rejection};
 use super::site::Watch;
 use crate::access_log::Entry;
+use crate::store::AnyStore;
 
 /// One request.
 pub(super) struct Track {
@@ -21,6 +25,14 @@ pub(super) struct Track {
     is_whole: bool,
     ended: Option<Instant>,
     entry: Option<Box<Entry>>,
+    watched: Option<Box<Watched>>,
+}
+
+/// What is needed to log, when the request ends, who would have been rejected.
+struct Watched {
+    decisions: WatchedDecisions,
+    caller: CallerName,
+    class: Arc<str>,
 }
 
 impl Track {
@@ -37,6 +49,7 @@ impl Track {
             bytes: 0,
             is_whole: false,
             ended: None,
+            watched: None,
         }
     }
 
@@ -55,6 +68,52 @@ impl Track {
             entry.method.push_str(method);
             entry.path.push_str(path);
             entry.client = client;
+        }
+    }
+
+    /// Logs that the request was rejected, and who sent it.
+    pub(super) fn rejected(&mut self, refusal: &Refusal, caller: impl Fn() -> CallerName) {
+        let (limiter, class) = (refusal.limiter(), refusal.class());
+        let rejection = Rejection { by: By::Limiter, limiter, class, at: self.begun };
+        self.watch.rejections.add(&rejection, &caller);
+        self.note(|entry| {
+            entry.verdict = "refused";
+            entry.caller = Some(caller());
+            entry.limiter = Some(limiter.to_owned());
+            entry.degraded = refusal.is_degraded();
+            entry.class = class.map(Arc::from);
+            entry.plan = refusal.plan().map(Arc::from);
+        });
+    }
+
+    /// Takes note of how a request was decided that may pass, and of who sent it.
+    pub(super) fn passed(&mut self, permit: &Permit<AnyStore>, caller: impl Fn() -> CallerName) {
+        if self.entry.is_none() && permit.watched().is_none() {
+            return;
+        }
+        let decision = permit.decision();
+        self.watched = permit.watched().map(|decisions| {
+            let class = Arc::clone(&decision.class);
+            Box::new(Watched { decisions: decisions.clone(), caller: caller(), class })
+        });
+        self.note(|entry| {
+            entry.verdict = "passed";
+            entry.caller = Some(caller());
+            entry.class = Some(decision.class);
+            entry.plan = decision.plan;
+            entry.degraded = decision.degraded;
+            entry.watched = permit.watched().cloned();
+        });
+    }
+
+    /// Logs who would have been rejected by limiters that are dark, and by candidates.
+    fn log_watched(&self) {
+        let Some(watched) = &self.watched else { return };
+        for would_reject in watched.decisions.would_reject() {
+            let by = if would_reject.is_candidate { By::Candidate } else { By::DarkLimiter };
+            let (limiter, class) = (&*would_reject.limiter, Some(&*watched.class));
+            let rejection = Rejection { by, limiter, class, at: self.begun };
+            self.watch.rejections.add(&rejection, || watched.caller.clone());
         }
     }
 
@@ -92,6 +151,7 @@ impl Drop for Track {
         let counts = &self.watch.counts;
         counts.in_flight.fetch_sub(1, Ordering::Relaxed);
         counts.answered(self.status, took);
+        self.log_watched();
         if let (Some(mut entry), Some(log)) = (self.entry.take(), &self.watch.log) {
             // A client that went away before there was an answer, as others log it.
             entry.status = if self.status == 0 { 499 } else { self.status };

@@ -21,6 +21,7 @@ use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
 use super::toll::{Owed, effective};
+use super::watched::{self, WatchedDecisions};
 use super::{Limiter, Shared};
 
 /// One of so many requests is measured where the store answers at once.
@@ -84,6 +85,7 @@ impl<S: Store + 'static> Shared<S> {
         let given = self.tokens.load();
         let tokens = given.as_ref().map_or(&*running.vouching.0, |tokens| &***tokens);
         let mut planned = running.policy.plan(facts, tokens, now);
+        let mut watched_decisions = None;
         match planned.listed {
             Listed::No => {}
             Listed::Allowed => {
@@ -103,8 +105,14 @@ impl<S: Store + 'static> Shared<S> {
                         self.counts.blocked_by_list.add();
                         return Err(Refusal::new(blocked(), running, now, self.draw()));
                     }
-                    Mode::Dark if is_unclear => self.counts.would_refuse_unclear.add(),
-                    Mode::Dark => self.counts.would_block_by_list.add(),
+                    Mode::Dark if is_unclear => {
+                        self.counts.would_refuse_unclear.add();
+                        watched::note(&mut watched_decisions, unclear().limiter);
+                    }
+                    Mode::Dark => {
+                        self.counts.would_block_by_list.add();
+                        watched::note(&mut watched_decisions, blocked().limiter);
+                    }
                     Mode::Off => {}
                 }
                 // Nobody is refused, so who would be goes on to the limiters as everybody does.
@@ -117,7 +125,7 @@ impl<S: Store + 'static> Shared<S> {
             self.counts.nobody.add();
         }
         // A box in trouble spends nothing more on a request that it will drop.
-        if let Some(retry_after) = self.sheds(&running, class) {
+        if let Some(retry_after) = self.sheds(&running, class, &mut watched_decisions) {
             let refused = Refused { retry_after: Some(retry_after), ..shed(&running) };
             running.count(class, |counts| &counts.refused);
             let refusal = Refusal::new(refused, running, now, self.draw());
@@ -137,6 +145,7 @@ impl<S: Store + 'static> Shared<S> {
         let mut permit = Permit::new(self, Some(held));
         let Some(held) = permit.held_mut() else { return Ok(permit) };
         self.keep_leases(held);
+        held.watched = watched_decisions;
         // What is only watched comes last, and changes nothing.
         let watched = self.watched(held);
         held.bill = Bill::of(held);
@@ -149,6 +158,7 @@ impl<S: Store + 'static> Shared<S> {
                 taken_at: held.taken_at,
                 at: held.at,
                 dark: held.dark.clone(),
+                decisions: held.watched.get_or_insert_default().clone(),
             };
             self.aside(async move { shared.watch(&watching, &watched).await });
         }
@@ -181,12 +191,18 @@ impl<S: Store + 'static> Shared<S> {
             renewed: None,
             bill: None,
             dark: None,
+            watched: None,
             running,
         })
     }
 
     /// How long to stay away, if this worker sheds the request.
-    fn sheds(&self, running: &Running, class: usize) -> Option<Nanos> {
+    fn sheds(
+        &self,
+        running: &Running,
+        class: usize,
+        watched_decisions: &mut Option<WatchedDecisions>,
+    ) -> Option<Nanos> {
         let worker = running.worker.as_ref()?;
         let limiter = running.limiters.get(worker.index)?;
         let mode = running.mode(limiter);
@@ -204,6 +220,7 @@ impl<S: Store + 'static> Shared<S> {
             }
             _ => {
                 limiter.count(class, |counts| &counts.would_refuse);
+                watched::note(watched_decisions, Arc::clone(&limiter.name));
                 None
             }
         }
@@ -350,8 +367,13 @@ impl<S: Store + 'static> Shared<S> {
             // An outage says nothing of the limit.
             Ok(verdict) if verdict.is_closed() => {}
             Err(_) => {}
-            Ok(_) if watched.is_candidate => limiter.count(of.class, |counts| &counts.candidate_refused),
-            Ok(_) => limiter.count(of.class, |counts| &counts.would_refuse),
+            Ok(_) => {
+                of.decisions.add(Arc::clone(&limiter.name), watched.is_candidate);
+                match watched.is_candidate {
+                    true => limiter.count(of.class, |counts| &counts.candidate_refused),
+                    false => limiter.count(of.class, |counts| &counts.would_refuse),
+                }
+            }
         }
     }
 }
@@ -364,6 +386,7 @@ struct Watching {
     taken_at: Timestamp,
     at: Option<Timestamp>,
     dark: Option<Arc<Dark>>,
+    decisions: WatchedDecisions,
 }
 
 /// Whether what a request costs is only known afterwards.

@@ -8,12 +8,14 @@ mod permit;
 mod refusal;
 mod running;
 mod settle;
+mod shed_log;
 mod timings;
 #[cfg(feature = "jwt")]
 mod tokens;
 mod toll;
 #[cfg(feature = "watch")]
 mod watch;
+mod watched;
 
 use std::fmt;
 use std::future::Future;
@@ -30,7 +32,7 @@ use std::hash::BuildHasher;
 use tollgate_core::concurrency::LeaseId;
 use tollgate_core::key::{KeyRef, Kind};
 use tollgate_core::limit::Op;
-use tollgate_core::policy::{Facts, LimiterDraft, Mistakes, Mode, Policy, PolicyDraft, Tokens};
+use tollgate_core::policy::{CallerName, Facts, LimiterDraft, Mistakes, Mode, Policy, PolicyDraft, Tokens};
 use tollgate_core::store::{Charge, Store, StoreError};
 use tollgate_core::worker::Source;
 use tollgate_core::{Limit, LimitError, Timestamp};
@@ -39,6 +41,7 @@ use self::counts::TotalCounts;
 use self::file::{Reloads, Tried};
 use self::leases::Leases;
 use self::running::{Lasting, Running, Vouching};
+use self::shed_log::ShedLog;
 use self::timings::TimingCounts;
 use crate::clock::{AnyClock, Clock};
 use crate::memory::MemoryStore;
@@ -56,6 +59,7 @@ pub use timings::Timings;
 pub use tokens::JwtTokens;
 #[cfg(feature = "watch")]
 pub use watch::Watcher;
+pub use watched::{WatchedDecisions, WouldReject};
 
 /// Decides by a policy whether requests may pass. Clones share everything.
 ///
@@ -96,6 +100,7 @@ struct Shared<S> {
     admit_took: TimingCounts,
     store_took: TimingCounts,
     in_flight: AtomicU64,
+    shed_log: ShedLog,
     leases: Leases,
     /// For ids of leases and for draws.
     random: RandomState,
@@ -128,15 +133,17 @@ impl<S: Store> Shared<S> {
         self.lasting.tell(&self.running);
     }
 
-    /// Takes a sample of utilization.
+    /// Takes a sample of utilization, and logs what the shedders do.
     fn sample(&self) {
         let running = self.running.load();
-        let Some(worker) = &running.worker else { return };
         let now = self.clock.now();
-        // Of what is not known nobody can say that it is too much: what is shed comes back, slowly, and whoever passes then can
-        // tell again. A service that tells by its answers would be shut out for ever otherwise.
-        let ppm = worker.gauge.sample(self.in_flight.load(Ordering::Acquire), now).unwrap_or(0);
-        worker.shedder.record_ppm(ppm, Some(now));
+        if let Some(worker) = &running.worker {
+            // Of what is not known nobody can say that it is too much: what is shed comes back, slowly, and whoever passes then can
+            // tell again. A service that tells by its answers would be shut out for ever otherwise.
+            let ppm = worker.gauge.sample(self.in_flight.load(Ordering::Acquire), now).unwrap_or(0);
+            worker.shedder.record_ppm(ppm, Some(now));
+        }
+        self.shed_log.look(&running, now);
     }
 }
 
@@ -439,6 +446,7 @@ impl<S: Store + 'static> LimiterBuilder<S> {
             admit_took: TimingCounts::default(),
             store_took: TimingCounts::default(),
             in_flight: AtomicU64::new(0),
+            shed_log: ShedLog::default(),
             leases: Leases::default(),
             process: random.hash_one(std::process::id()),
             random,
@@ -592,6 +600,25 @@ impl<S: Store + 'static> Limiter<S> {
             }
         }
         Ok(fleets)
+    }
+
+    /// Who sends a request, as the policy at work tells callers apart: for logs. It decides nothing.
+    ///
+    /// ```
+    /// use tollgate::core::policy::CallerName;
+    /// use tollgate::{Facts, Limiter};
+    ///
+    /// let limiter = Limiter::from_policy("identify: { caller: [header: x-api-key] }\nlimiters: {}")?;
+    /// let headers = [("x-api-key", "sk_1")];
+    /// let caller = limiter.caller(&Facts { headers: &headers, ..Facts::default() });
+    /// assert_eq!(caller, CallerName::Value((*b"sk_1").into()));
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// ```
+    pub fn caller(&self, facts: &Facts<'_>) -> CallerName {
+        let running = self.shared.running.load();
+        let given = self.shared.tokens.load();
+        let tokens = given.as_ref().map_or(&*running.vouching.0, |tokens| &***tokens);
+        running.policy.caller(facts, tokens, self.shared.clock.now())
     }
 
     /// Where states are kept.

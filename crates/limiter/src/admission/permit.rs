@@ -22,6 +22,7 @@ use super::Shared;
 use super::running::{Ruled, Running};
 use super::settle::{Bill, Settle};
 use super::toll::{Due, Owed, Toll};
+use super::watched::WatchedDecisions;
 use crate::memory::MemoryStore;
 
 /// A request that may pass. While it lasts the request counts as in progress; when it is dropped, everything that was held
@@ -68,6 +69,8 @@ pub(super) struct Held {
     pub(super) bill: Option<Arc<Bill>>,
     /// What is held for it by limiters that are only watched.
     pub(super) dark: Option<Arc<Dark>>,
+    /// What those limiters decide.
+    pub(super) watched: Option<WatchedDecisions>,
 }
 
 /// What limiters that are only watched hold for a request. They may still be deciding when it has ended.
@@ -292,6 +295,22 @@ impl<S: Store + 'static> Permit<S> {
             standings: held.standings(),
             degraded: held.degraded,
         }
+    }
+
+    /// What limiters that are dark, and candidates, decide about the request. None if there are none.
+    ///
+    /// ```
+    /// use tollgate::{Facts, Limiter};
+    ///
+    /// let limiter = Limiter::from_policy("limiters: { all: { rate: 1/h, per: global, mode: dark } }")?;
+    /// let _first = limiter.admit_now(&Facts::default()).unwrap();
+    /// let second = limiter.admit_now(&Facts::default()).unwrap();
+    /// let would_reject = second.watched().unwrap().would_reject();
+    /// assert_eq!(&*would_reject[0].limiter, "all");
+    /// # Ok::<_, tollgate::PolicyError>(())
+    /// ```
+    pub fn watched(&self) -> Option<&WatchedDecisions> {
+        self.held.as_ref()?.watched.as_ref()
     }
 
     /// Whether something was decided without the store.

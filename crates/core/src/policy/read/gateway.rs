@@ -35,6 +35,10 @@ impl Reader<'_> {
         gateway.access_log = log.map(str::trim).filter(|log| *log != "off").map(str::to_owned);
         let what = fields.get("log").and_then(|node| self.word(node, "`log`", fields::LOGGED));
         gateway.log_only_refused = what == Some("refused");
+        let addresses = fields.get("log_addresses");
+        let addresses =
+            addresses.and_then(|node| self.word(node, "`log_addresses`", fields::LOGGED_ADDRESSES));
+        gateway.log_full_addresses = addresses == Some("full");
         gateway.upstreams = self.upstreams(&fields);
         gateway
     }
