@@ -12,7 +12,7 @@ use tollgate::MemoryStore;
 use tollgate_daemon::block_on::block_on;
 use tollgate_daemon::conformance::{self, Target};
 use tollgate_daemon::operate::{self, Instance};
-use tollgate_daemon::settings::RunArguments;
+use tollgate_daemon::settings::{self, RunArguments};
 use tollgate_daemon::{check, run};
 use tollgate_redis::RedisStore;
 
@@ -22,7 +22,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Keeps an API up: limits rates and concurrency, and sheds load when there is too much of it.
 #[derive(Parser)]
-#[command(name = "tollgate", version)]
+#[command(
+    name = "tollgate",
+    version,
+    override_usage = "tollgate [run] [OPTIONS]\n       tollgate <COMMAND> [OPTIONS]"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -58,8 +62,7 @@ enum Command {
     /// Validates a policy file: lists every mistake with its place and what would be right; exits with 1 if there are
     /// errors, with 2 if the file cannot be read
     Check {
-        /// The policy file; `-` is standard input
-        #[arg(required_unless_present = "schema")]
+        /// The policy file; `-` is standard input [default: $TOLLGATE_POLICY, else ./tollgate.yaml]
         file: Option<PathBuf>,
         /// Prints the JSON Schema of policy files, for editors
         #[arg(long, conflicts_with = "file")]
@@ -224,12 +227,19 @@ fn execute(command: Command) -> anyhow::Result<bool> {
             }
             Ok(true)
         }
-        Command::Check { file, .. } => {
+        Command::Check { file, schema } => {
             let (out, err) = (&mut io::stdout().lock(), &mut io::stderr().lock());
-            match file {
-                Some(file) => check::run(&file, &mut io::stdin().lock(), out, err),
-                None => check::print_schema(out).map(|()| true),
+            if schema {
+                return check::print_schema(out).map(|()| true);
             }
+            let file = match file.or_else(settings::policy_path) {
+                Some(file) => file,
+                None => bail!(
+                    "there is no {} here: name the policy file, tollgate check FILE",
+                    settings::USUAL_POLICY
+                ),
+            };
+            check::run(&file, &mut io::stdin().lock(), out, err)
         }
         Command::Conformance { dir, store } => {
             let out = &mut io::stdout().lock();

@@ -1,7 +1,7 @@
 //! `tollgate switch` and `tollgate status` with a gateway at work.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-use crate::common::{command, gateway};
+use crate::common::{BINARY, command, gateway};
 use tollgate_testkit::http::Upstream;
 use tollgate_testkit::{Tollgate, free_port};
 
@@ -126,7 +126,10 @@ fn an_instance_that_is_not_there_is_told() {
     let nobody = format!("127.0.0.1:{}", free_port());
     for words in [&["status"][..], &["switch", "one", "dark"]] {
         let (said, code) = command(&[words, &["--admin", &nobody]].concat());
-        assert!(said.contains(&format!("nobody answers at {nobody}: is `tollgate run` at work")), "{said}");
+        assert!(
+            said.contains(&format!("nobody answers at {nobody} (--admin): is `tollgate run` at work")),
+            "{said}"
+        );
         assert_eq!(code, Some(2));
     }
     let upstream = Upstream::start(|_, stream| {
@@ -157,4 +160,45 @@ fn an_instance_that_is_not_there_is_told() {
     let (said, code) = command(&["status", "--admin", "localhost"]);
     assert!(said.contains("\"localhost\" is no address: write --admin 127.0.0.1:8083"), "{said}");
     assert_eq!(code, Some(2));
+}
+
+/// `status` and `switch` asked 127.0.0.1:8083 unless they were told otherwise, wherever the policy put the admin endpoint.
+#[test]
+fn status_and_switch_find_the_admin_endpoint_in_the_policy_file() {
+    let upstream = Upstream::hello();
+    let tollgate = gateway(POLICY, &upstream);
+    let run = |policy: &str, words: &[&str]| {
+        std::fs::write(tollgate.folder().join("other.yaml"), policy).unwrap();
+        let mut command = std::process::Command::new(BINARY);
+        command.args(words).current_dir(tollgate.folder()).env("TOLLGATE_POLICY", "other.yaml");
+        let output = command.output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (String::from_utf8_lossy(&text).into_owned(), output.status.code())
+    };
+    let port = tollgate.admin.port();
+    for listen in [format!("127.0.0.1:{port}"), format!("0.0.0.0:{port}")] {
+        let policy = format!("admin: {{ listen: '{listen}' }}\n{POLICY}");
+        let (shown, code) = run(&policy, &["status"]);
+        assert!(code == Some(0) && shown.contains("  one "), "{listen}: {shown}");
+    }
+    // A file with a mistake still says where the endpoint is.
+    let broken = format!("admin: {{ listen: '127.0.0.1:{port}' }}\nlimiters: {{ one: {{ rat: 1/h }} }}\n");
+    assert_eq!(run(&broken, &["switch", "one", "dark"]), ("one: dark\n".to_owned(), Some(0)));
+    let (shown, code) = run("admin: { listen: off }\nlimiters: {}\n", &["status"]);
+    assert!(code == Some(2) && shown.contains("`admin.listen` of other.yaml is off"), "{shown}");
+    let closed = format!("127.0.0.1:{}", free_port());
+    let (shown, _) = run(&format!("admin: {{ listen: '{closed}' }}\nlimiters: {{}}\n"), &["status"]);
+    let told = format!("nobody answers at {closed} (`admin.listen` of other.yaml)");
+    assert!(shown.contains(&told), "{shown}");
+    let (shown, _) = run("admin: { listen: off }\nlimiters: {}\n", &["status", "--admin", &closed]);
+    assert!(shown.contains(&format!("nobody answers at {closed} (--admin)")), "{shown}");
+}
+
+/// The usage line demanded a command, and without one `tollgate` ran the gateway.
+#[test]
+fn the_usage_line_says_what_tollgate_without_a_command_does() {
+    let (shown, code) = command(&["--help"]);
+    assert_eq!(code, Some(0));
+    let usage = "Usage: tollgate [run] [OPTIONS]\n       tollgate <COMMAND> [OPTIONS]\n";
+    assert!(shown.contains(usage), "{shown}");
 }

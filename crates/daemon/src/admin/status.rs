@@ -125,13 +125,21 @@ fn add(shown: &mut Value, name: &str, value: Value) {
 pub fn lines(status: &Value) -> Vec<String> {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut lines = vec![format!(
+    let mut lines = Vec::new();
+    // First of all: a file that was not loaded is the likely reason for whatever else is odd.
+    if let Some(error) = status.pointer("/reloads/error").and_then(Value::as_str) {
+        let is_open = status.pointer("/limiters").and_then(Value::as_array).is_none_or(Vec::is_empty);
+        let goes_on =
+            if is_open { "there is no limiter, and everything passes" } else { "the one before it goes on" };
+        lines.push(format!("THE POLICY FILE WAS NOT LOADED, {goes_on}:\n{error}\n"));
+    }
+    lines.push(format!(
         "tollgate {}: {} requests, {} refused, {} in progress",
         text(&status["version"]),
         number(&status["requests"]),
         number(&status["refused"]),
         number(&status["in_flight"]),
-    )];
+    ));
     // Who looks at night has to see what is not as the file says.
     let by_hand = |of: &Value| if of["by_hand"].as_bool().unwrap_or(false) { ", set by hand" } else { "" };
     let mode = text(&status["mode"]);
@@ -230,12 +238,6 @@ pub fn lines(status: &Value) -> Vec<String> {
             number(&upstream["in_flight"])
         ));
     }
-    if let Some(error) = status.pointer("/reloads/error").and_then(Value::as_str) {
-        let is_open = status.pointer("/limiters").and_then(Value::as_array).is_none_or(Vec::is_empty);
-        let goes_on =
-            if is_open { "there is no limiter, and everything passes" } else { "the one before it goes on" };
-        lines.push(format!("  THE POLICY FILE WAS NOT LOADED, {goes_on}:\n{error}"));
-    }
     lines
 }
 
@@ -255,6 +257,14 @@ fn bypassed(last_minute: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reload_error_is_at_the_top() {
+        let status =
+            json!({ "mode": "enforce", "limiters": [{ "name": "l" }], "reloads": { "error": "bad file" } });
+        let told = lines(&status).first().cloned().unwrap_or_default();
+        assert_eq!(told, "THE POLICY FILE WAS NOT LOADED, the one before it goes on:\nbad file\n");
+    }
 
     /// Found by a reader: one that is off was said to shed, and of a sample nothing was said.
     #[test]
