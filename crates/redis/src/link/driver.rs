@@ -4,6 +4,7 @@
 use std::iter::once;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -294,8 +295,10 @@ impl Driver {
                     connected.push(spares::connect(Arc::clone(&self.servers), spares.patience(self.give_up)));
                 }
             }
+            let is_disturbed = spares.is_disturbed();
+            shared.is_disturbed.store(is_disturbed, Ordering::Release);
             while channel.is_fit()
-                && let Some(jobs) = self.lanes.next(breakers, spares.is_disturbed())
+                && let Some(jobs) = self.lanes.next(breakers, is_disturbed)
             {
                 calls.push(carry(
                     Arc::clone(&channel),

@@ -25,7 +25,7 @@ mod spares;
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -93,6 +93,8 @@ struct Shared {
     chores: Arc<ByTag<AtomicUsize>>,
     /// The connection in use.
     channel: RwLock<Option<Arc<Channel>>>,
+    /// Whether replies got lost or came late a short while ago: then there is one call on its way at a time.
+    is_disturbed: AtomicBool,
     pace: Pace,
     /// Calls on their way.
     calls: AtomicUsize,
@@ -187,6 +189,7 @@ impl Link {
             breakers: ByTag::new(is_cluster),
             chores: Arc::new(ByTag::new(is_cluster)),
             channel: RwLock::default(),
+            is_disturbed: AtomicBool::new(false),
             pace: Pace::new(settings.deadline),
             calls: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -434,7 +437,7 @@ impl Shared {
 
     /// The connection, if it is fit, nothing is on its way and no chore waits that came before.
     fn channel_if_idle(self: &Arc<Self>, tag: u8) -> Option<Idle> {
-        if self.chores.of(tag).load(Ordering::Acquire) > 0 {
+        if self.chores.of(tag).load(Ordering::Acquire) > 0 || self.is_disturbed.load(Ordering::Acquire) {
             return None;
         }
         let channel = self.channel.read().as_ref().filter(|channel| channel.is_fit()).map(Arc::clone)?;

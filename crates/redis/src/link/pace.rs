@@ -26,16 +26,17 @@ impl Pace {
         self.deadline
     }
 
-    /// A reply that takes longer than this is overdue: a quarter of the deadline, or more where replies usually take longer.
+    /// A reply that takes longer than this is overdue: a quarter of the deadline, or twice as long as replies usually take.
     pub(super) fn overdue_after(&self) -> Duration {
         let usual = Duration::from_micros(self.usual.load(Ordering::Relaxed));
-        (4 * usual).clamp(self.deadline / 4, self.deadline)
+        (2 * usual).clamp(self.deadline / 4, self.deadline)
     }
 
-    /// A reply took so long.
+    /// A reply took so long. A single one that took much longer than usual says little of the next.
     pub(super) fn record(&self, took: Duration) {
         let took = u64::try_from(took.min(self.deadline).as_micros()).unwrap_or(u64::MAX);
         let usual = self.usual.load(Ordering::Relaxed);
+        let took = took.min(2 * usual + 1000);
         self.usual.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
     }
 }
@@ -78,7 +79,9 @@ mod tests {
         assert_eq!(pace.overdue_after(), Duration::from_millis(5));
         (0..100).for_each(|_| pace.record(Duration::from_micros(200)));
         assert_eq!(pace.overdue_after(), Duration::from_millis(5));
-        (0..100).for_each(|_| pace.record(Duration::from_millis(3)));
+        pace.record(Duration::from_millis(15));
+        assert_eq!(pace.overdue_after(), Duration::from_millis(5), "one late reply changes nothing");
+        (0..100).for_each(|_| pace.record(Duration::from_millis(6)));
         let after = pace.overdue_after();
         assert!(after > Duration::from_millis(11) && after <= Duration::from_millis(12), "{after:?}");
         (0..100).for_each(|_| pace.record(Duration::from_secs(3)));
