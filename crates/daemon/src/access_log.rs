@@ -39,7 +39,7 @@ pub(crate) struct Entry {
     pub(crate) upstream: Option<Arc<str>>,
     pub(crate) server: Option<String>,
     pub(crate) degraded: bool,
-    /// What dark limiters and candidates decide, perhaps while the line waits to be written.
+    /// What dark limiters and candidates have decided.
     pub(crate) watched: Option<WatchedDecisions>,
     pub(crate) error: Option<String>,
 }

@@ -1,10 +1,10 @@
 //! Logs answer "who?": the caller, who would have been rejected, and none of their secrets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-use crate::common::BINARY;
+use crate::common::{BINARY, await_store, patient_store};
 use serde_json::Value;
 use tollgate_testkit::http::Upstream;
-use tollgate_testkit::{Tollgate, wait_until};
+use tollgate_testkit::{RedisServer, Tollgate, wait_until};
 
 const KEY: &str = "sk_live_canary00112233445566778899aabb";
 const OTHER_KEY: &str = "sk_live_other000112233445566778899aabb";
@@ -96,11 +96,17 @@ fn no_log_shows_more_than_the_first_quarter_of_a_key() {
 
 #[test]
 fn what_a_dark_limiter_or_a_candidate_would_have_rejected_is_logged_by_name() {
+    let redis = RedisServer::start();
     let upstream = Upstream::hello();
-    {
-        let policy = "identify: { caller: [header: x-api-key] }\ngateway: { log: refused }\nlimiters:\n  \
-                      night: { rate: 2/h, mode: dark }\n  tried: { rate: 100/h, candidate: 1/h }\n";
-        let tollgate = start(policy, &upstream, &[]);
+    for store in ["", &patient_store(&redis)] {
+        let policy = format!(
+            "{store}identify: {{ caller: [header: x-api-key] }}\ngateway: {{ log: refused }}\nlimiters:\n  \
+             night: {{ rate: 2/h, mode: dark }}\n  tried: {{ rate: 100/h, candidate: 1/h }}\n"
+        );
+        let tollgate = start(&policy, &upstream, &[]);
+        if !store.is_empty() {
+            await_store(&tollgate);
+        }
         for _ in 0..3 {
             assert_eq!(tollgate.get("/", &[("x-api-key", KEY)]).status, 200);
         }

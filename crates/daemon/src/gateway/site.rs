@@ -26,6 +26,13 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Writes a line into the access log, if there are both.
+    pub(super) fn write(&self, entry: Option<Box<Entry>>) {
+        if let (Some(entry), Some(log)) = (entry, &self.log) {
+            log.write(entry);
+        }
+    }
+
     /// Counts and writes down what is no request and was answered all the same.
     pub(super) fn malformed(&self, client: IpAddr, status: u16) {
         self.counts.answered(status, Duration::ZERO);

@@ -35,6 +35,17 @@ struct Watched {
     class: Arc<str>,
 }
 
+impl Watched {
+    /// Logs who would have been rejected by limiters that are dark, and by candidates.
+    fn log(&self, watch: &Watch, begun: Instant) {
+        for would_reject in self.decisions.would_reject() {
+            let by = if would_reject.is_candidate { By::Candidate } else { By::DarkLimiter };
+            let (limiter, class) = (&*would_reject.limiter, Some(&*self.class));
+            watch.rejections.add(&Rejection { by, limiter, class, at: begun }, || self.caller.clone());
+        }
+    }
+}
+
 impl Track {
     pub(super) fn begin(watch: &Arc<Watch>, doing: &Arc<Doing>) -> Self {
         doing.requests.fetch_add(1, Ordering::AcqRel);
@@ -106,17 +117,6 @@ impl Track {
         });
     }
 
-    /// Logs who would have been rejected by limiters that are dark, and by candidates.
-    fn log_watched(&self) {
-        let Some(watched) = &self.watched else { return };
-        for would_reject in watched.decisions.would_reject() {
-            let by = if would_reject.is_candidate { By::Candidate } else { By::DarkLimiter };
-            let (limiter, class) = (&*would_reject.limiter, Some(&*watched.class));
-            let rejection = Rejection { by, limiter, class, at: self.begun };
-            self.watch.rejections.add(&rejection, || watched.caller.clone());
-        }
-    }
-
     /// Writes more into the log, if there is one.
     pub(super) fn note(&mut self, write: impl FnOnce(&mut Entry)) {
         if let Some(entry) = &mut self.entry {
@@ -151,8 +151,7 @@ impl Drop for Track {
         let counts = &self.watch.counts;
         counts.in_flight.fetch_sub(1, Ordering::Relaxed);
         counts.answered(self.status, took);
-        self.log_watched();
-        if let (Some(mut entry), Some(log)) = (self.entry.take(), &self.watch.log) {
+        if let Some(entry) = &mut self.entry {
             // A client that went away before there was an answer, as others log it.
             entry.status = if self.status == 0 { 499 } else { self.status };
             entry.bytes = self.bytes;
@@ -161,7 +160,14 @@ impl Drop for Track {
             if !self.is_whole && self.watch.is_over.load(Ordering::Relaxed) {
                 entry.error = Some("the gateway ended before the answer did".to_owned());
             }
-            log.write(entry);
         }
+        let entry = self.entry.take();
+        let Some(watched) = self.watched.take() else { return self.watch.write(entry) };
+        let (watch, begun) = (Arc::clone(&self.watch), self.begun);
+        // The line says what they would have done, so it waits for them. Nobody waits for the line.
+        watched.decisions.clone().when_decided(move || {
+            watched.log(&watch, begun);
+            watch.write(entry);
+        });
     }
 }

@@ -21,7 +21,7 @@ use super::refusal::Refusal;
 use super::running::{Ruled, Running, RunningLimiter};
 use super::settle::Bill;
 use super::toll::{Owed, effective};
-use super::watched::{self, WatchedDecisions};
+use super::watched::{self, PendingDecision, WatchedDecisions};
 use super::{Limiter, Shared};
 
 /// One of so many requests is measured where the store answers at once.
@@ -158,7 +158,7 @@ impl<S: Store + 'static> Shared<S> {
                 taken_at: held.taken_at,
                 at: held.at,
                 dark: held.dark.clone(),
-                decisions: held.watched.get_or_insert_default().clone(),
+                decision: held.watched.get_or_insert_default().pending(),
             };
             self.aside(async move { shared.watch(&watching, &watched).await });
         }
@@ -368,7 +368,7 @@ impl<S: Store + 'static> Shared<S> {
             Ok(verdict) if verdict.is_closed() => {}
             Err(_) => {}
             Ok(_) => {
-                of.decisions.add(Arc::clone(&limiter.name), watched.is_candidate);
+                of.decision.would_reject(Arc::clone(&limiter.name), watched.is_candidate);
                 match watched.is_candidate {
                     true => limiter.count(of.class, |counts| &counts.candidate_refused),
                     false => limiter.count(of.class, |counts| &counts.would_refuse),
@@ -386,7 +386,7 @@ struct Watching {
     taken_at: Timestamp,
     at: Option<Timestamp>,
     dark: Option<Arc<Dark>>,
-    decisions: WatchedDecisions,
+    decision: PendingDecision,
 }
 
 /// Whether what a request costs is only known afterwards.
