@@ -274,7 +274,6 @@ impl ConcurrencyLimiterBuilder {
         static UNNAMED: AtomicU64 = AtomicU64::new(0);
         let limit = Limit::concurrency(self.capacity)?;
         let store = self.store.unwrap_or_else(|store| {
-            let store = store.table_share_or(0);
             Arc::new(self.clock.map_or(store.clone(), |clock| store.any_clock(clock)).build())
         });
         let unnamed = || format!("limiter {}", UNNAMED.fetch_add(1, Ordering::Relaxed));

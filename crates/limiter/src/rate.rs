@@ -695,17 +695,6 @@ impl RateLimiterBuilder {
             }
         }
         let store = self.store.unwrap_or_else(|store| {
-            let of_plans = plans.iter().flat_map(|(_, first, more)| std::iter::once(first).chain(more));
-            let all = std::iter::once(&first).chain(&more).chain(of_plans);
-            let (logs, small): (Vec<&Limit>, Vec<&Limit>) =
-                all.partition(|limit| matches!(limit, Limit::Log(_)));
-            // Nearly all for the table, all for the maps, or half of each. A quota may become a log later.
-            let share = match (logs.len(), small.len()) {
-                (0, _) => 90,
-                (_, 0) => 0,
-                _ => 50,
-            };
-            let store = store.table_share_or(share);
             Arc::new(self.clock.map_or(store.clone(), |clock| store.any_clock(clock)).build())
         });
         let name =

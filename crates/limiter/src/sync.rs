@@ -23,15 +23,24 @@ pub(crate) struct Lock(
     #[cfg(tollgate_loom)] loom::sync::Mutex<()>,
 );
 
+/// Holds a [`Lock`] until it is dropped.
+#[cfg(not(tollgate_loom))]
+pub(crate) type LockGuard<'a> = parking_lot::MutexGuard<'a, ()>;
+#[cfg(tollgate_loom)]
+pub(crate) type LockGuard<'a> = loom::sync::MutexGuard<'a, ()>;
+
+#[cfg(not(tollgate_loom))]
 impl Lock {
-    #[cfg(not(tollgate_loom))]
-    pub(crate) fn hold(&self) -> impl Drop + '_ {
+    #[inline]
+    pub(crate) fn hold(&self) -> LockGuard<'_> {
         self.0.lock()
     }
+}
 
-    #[cfg(tollgate_loom)]
-    #[allow(clippy::unwrap_used)]
-    pub(crate) fn hold(&self) -> impl Drop + '_ {
+#[cfg(tollgate_loom)]
+#[allow(clippy::unwrap_used)]
+impl Lock {
+    pub(crate) fn hold(&self) -> LockGuard<'_> {
         self.0.lock().unwrap()
     }
 }

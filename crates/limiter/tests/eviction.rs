@@ -12,12 +12,12 @@ use tollgate::core::limit::{Op, State};
 use tollgate::core::store::Rule;
 use tollgate::{Limit, ManualClock, MemoryStore, Nanos, Quota, RateLimiter};
 
-/// A store of so many bytes, nearly all of them for the states of one kind.
-fn store(bytes: usize, kind: Kind, exact: bool) -> MemoryStore {
+/// A store of so many bytes.
+fn store(bytes: usize, exact: bool) -> MemoryStore {
     let builder = MemoryStore::builder().max_bytes(bytes);
     match exact {
         true => builder.exact_keys().build(),
-        false => builder.table_share(if kind.is_word() { 95 } else { 5 }).build(),
+        false => builder.build(),
     }
 }
 
@@ -28,7 +28,7 @@ struct Own {
 }
 
 fn check_flood(spec: Spec, bytes: usize, exact: bool, seed: u64, start: u64) -> Result<(), TestCaseError> {
-    let store = store(bytes, spec.kind, exact);
+    let store = store(bytes, exact);
     let rule = store.define("rule", spec.limit());
     let limit = spec.limit();
     let mut random = random(seed);
@@ -98,7 +98,7 @@ fn an_exhausted_key_stays_refused_through_a_flood_until_its_own_wait_is_over() {
     for kind in RATES {
         for (kib, exact) in [(4, false), (64, false), (4, true), (64, true)] {
             let spec = Spec::new(kind, 5, 5, HOUR);
-            let store = store(kib << 10, kind, exact);
+            let store = store(kib << 10, exact);
             let rule = store.define("rule", spec.limit());
             let peek = |now| decide(&store, Op::Estimate, rule, "victim", 1.into(), Some(now)).unwrap();
             let mut now = TODAY;
@@ -134,7 +134,7 @@ fn hot_keys_keep_their_counts_to_the_unit() {
             let spec = Spec::new(kind, 100, 3, HOUR);
             // An entry of a map is many times as large as a slot of the table.
             let in_table = kind.is_word() && !exact;
-            let store = store(if in_table { 32 << 10 } else { 512 << 10 }, kind, exact);
+            let store = store(if in_table { 32 << 10 } else { 512 << 10 }, exact);
             let rule = store.define("rule", spec.limit());
             let hot = ["alice", "bob", "carol"];
             for name in hot {
@@ -159,7 +159,7 @@ fn hot_keys_keep_their_counts_to_the_unit() {
 #[test]
 fn evictions_are_counted() {
     for kind in [Bucket, Log] {
-        let store = store(64 << 10, kind, false);
+        let store = store(64 << 10, false);
         let rule = store.define("rule", Spec::new(kind, 100, 100, HOUR).limit());
         // An entry of a map takes some 200 bytes with its log.
         let (few, many) = if kind == Bucket { (1000, 12_000) } else { (100, 2000) };
@@ -181,7 +181,7 @@ fn evictions_are_counted() {
 fn only_keys_that_are_not_idle_are_counted() {
     for kind in [Bucket, Aligned, Log, Leases] {
         for exact in [false, true] {
-            let store = store(64 << 10, kind, exact);
+            let store = store(64 << 10, exact);
             let rule = store.define("rule", Spec::new(kind, 10, 10, SECOND).limit());
             for id in 0..50 {
                 assert!(charge(&store, rule, &id.to_string(), 1, TODAY).allowed);
@@ -219,7 +219,7 @@ const CHANGES: [(Kind, Kind); 14] = [
 #[test]
 fn an_evicted_key_gets_no_fresh_burst_from_a_changed_limit() {
     for (old, new) in CHANGES {
-        let store = MemoryStore::builder().max_bytes(32 << 10).table_share(50).build();
+        let store = MemoryStore::builder().max_bytes(32 << 10).build();
         let rule = store.define("rule", Spec::new(old, 10, 10, HOUR).limit());
         let victims = exhausted(&store, rule, 10, TODAY);
         assert!(store.stats().evictions > 0);
@@ -232,7 +232,7 @@ fn an_evicted_key_gets_no_fresh_burst_from_a_changed_limit() {
 #[test]
 fn an_evicted_key_gets_no_fresh_burst_from_another_plan() {
     for (old, new) in CHANGES {
-        let store = MemoryStore::builder().max_bytes(32 << 10).table_share(50).build();
+        let store = MemoryStore::builder().max_bytes(32 << 10).build();
         let free = store.define("rule", Spec::new(old, 10, 10, HOUR).limit());
         let pro = store.define("rule", Spec::new(new, 10, 10, 2 * HOUR).limit());
         let victims = exhausted(&store, free, 10, TODAY);
@@ -247,7 +247,7 @@ fn an_evicted_key_gets_no_fresh_burst_from_another_plan() {
 #[test]
 fn what_is_evicted_long_after_a_change_is_remembered_under_the_new_limit() {
     for (old, new) in CHANGES {
-        let store = MemoryStore::builder().max_bytes(32 << 10).table_share(50).build();
+        let store = MemoryStore::builder().max_bytes(32 << 10).build();
         let rule = store.define("rule", Spec::new(old, 10, 10, SECOND).limit());
         // Many limits, because each of them lets nobody in any more once it has lost one that was exhausted.
         let others: Vec<Rule> = (0..100)
@@ -277,7 +277,7 @@ fn what_is_evicted_long_after_a_change_is_remembered_under_the_new_limit() {
 #[test]
 fn what_is_evicted_right_after_a_change_locks_nobody_out() {
     for kind in WORDS {
-        let store = store(16 << 10, kind, false);
+        let store = store(16 << 10, false);
         let rule = store.define("rule", Spec::new(kind, 10, 10, HOUR).limit());
         let other = store.define("other", Spec::new(Bucket, 10, 10, HOUR).limit());
         for id in 0..500 {
@@ -300,7 +300,7 @@ fn what_is_evicted_right_after_a_change_locks_nobody_out() {
 /// A key that is larger than the whole store cannot be kept. It must not push out everybody else for that.
 #[test]
 fn an_exact_key_larger_than_the_store_evicts_nobody() {
-    let store = store(64 << 10, Bucket, true);
+    let store = store(64 << 10, true);
     let rule = store.define("rule", Spec::new(Bucket, 10, 10, HOUR).limit());
     for id in 0..50 {
         assert!(charge(&store, rule, &id.to_string(), 1 + id % 9, TODAY).allowed);
@@ -317,7 +317,7 @@ fn an_exact_key_larger_than_the_store_evicts_nobody() {
 /// One key's log outgrows the store. The others keep their counts, and when all is over the store is as new.
 #[test]
 fn a_log_larger_than_the_store_evicts_nobody_and_passes() {
-    let store = store(16 << 10, Log, false);
+    let store = store(16 << 10, false);
     let small = store.define("small", Spec::new(Log, 10, 1, HOUR).limit());
     let huge = store.define("huge", Limit::sliding_log(1_000_000, Nanos::new(HOUR)).unwrap());
     for id in 0..5 {
@@ -343,7 +343,7 @@ fn a_log_larger_than_the_store_evicts_nobody_and_passes() {
 /// Floors are states too: what is remembered of large logs that were evicted must not fill the store for good.
 #[test]
 fn what_is_remembered_of_evicted_logs_passes_with_them() {
-    let store = store(8 << 10, Log, false);
+    let store = store(8 << 10, false);
     let rules: Vec<Rule> = (0..6)
         .map(|limit| store.define(&format!("rule {limit}"), Spec::new(Log, 100 + limit, 1, HOUR).limit()))
         .collect();

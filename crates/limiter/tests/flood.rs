@@ -181,7 +181,7 @@ fn flood_of_exact_keys_stays_under_the_ceiling() {
 #[test]
 fn flood_of_logs_stays_under_the_ceiling() {
     const KEYS: u64 = 2_000_000;
-    let mut flooded = Flooded::new(MemoryStore::builder().max_bytes(32 * MIB).table_share(0));
+    let mut flooded = Flooded::new(MemoryStore::builder().max_bytes(32 * MIB));
     let limiter = RateLimiter::builder(Quota::per_minute(10).sliding_log()).store(&flooded.store).build();
     let hourly = RateLimiter::builder(Quota::per_hour(1).sliding_log()).store(&flooded.store).build();
     assert!(hourly.check("exhausted").is_ok());
@@ -195,7 +195,7 @@ fn flood_of_logs_stays_under_the_ceiling() {
 /// First many small states, then few large ones: what the first left behind counts too.
 #[test]
 fn flood_of_small_logs_then_of_large_ones_stays_under_the_ceiling() {
-    let mut flooded = Flooded::new(MemoryStore::builder().max_bytes(32 * MIB).table_share(0));
+    let mut flooded = Flooded::new(MemoryStore::builder().max_bytes(32 * MIB));
     let small = RateLimiter::builder(Quota::per_second(10).sliding_log()).store(&flooded.store).build();
     let large = RateLimiter::builder(Quota::per_hour(10_000).sliding_log()).store(&flooded.store).build();
     for n in 0..500_000_u64 {

@@ -77,7 +77,7 @@ proptest! {
         exact in any::<bool>(),
     ) {
         let builder = MemoryStore::builder().max_bytes(256 << 10);
-        let store = if exact { builder.exact_keys() } else { builder.table_share(10) }.build();
+        let store = if exact { builder.exact_keys() } else { builder }.build();
         let mut model = Model::default();
         let rules: Vec<Rule> = specs.iter().enumerate().map(|(family, spec)| {
             assert_eq!(model.define(family, spec.limit()), family);

@@ -141,7 +141,7 @@ proptest! {
         exact in any::<bool>(),
     ) {
         let builder = MemoryStore::builder().max_bytes(16 << 10);
-        let store = if exact { builder.exact_keys() } else { builder.table_share(50) }.build();
+        let store = if exact { builder.exact_keys() } else { builder }.build();
         let rules: Vec<_> = specs.iter().map(|spec| store.define("family", spec.try_limit().unwrap())).collect();
         for (index, (time, cost, rule, op, critical, key)) in steps.into_iter().enumerate() {
             let rule = rules[rule % rules.len()];

@@ -104,7 +104,7 @@ proptest! {
         capacity in 1..200_u64,
     ) {
         let builder = MemoryStore::builder().max_bytes(kib << 10);
-        let store = if exact { builder.exact_keys() } else { builder.table_share(0) }.build();
+        let store = if exact { builder.exact_keys() } else { builder }.build();
         let ttl = 1000;
         let rule = store.define("leases", Spec::new(Leases, capacity, 1, ttl).limit());
         let logs = store.define("logs", Spec::new(Log, 3, 1, ttl).limit());
@@ -186,7 +186,7 @@ fn a_limiter_with_a_full_store_fails_open_and_counts_it() {
 
 #[test]
 fn failing_open_is_counted() {
-    let store = Arc::new(MemoryStore::builder().max_bytes(4096).table_share(0).build());
+    let store = Arc::new(MemoryStore::builder().max_bytes(4096).build());
     let limiter = ConcurrencyLimiter::builder(1).store(&store).build();
     let permits: Vec<_> = (0..200_u32).map(|id| limiter.acquire(id).unwrap()).collect();
     let kept = (0..200_u32).filter(|id| limiter.in_progress(*id) == 1).count() as u64;
@@ -202,7 +202,7 @@ fn failing_open_is_counted() {
 #[test]
 fn a_refusal_stands_when_there_is_no_room_to_count_it() {
     let clock = ManualClock::at(at(TODAY));
-    let builder = MemoryStore::builder().max_bytes(8192).table_share(0).clock(clock.clone());
+    let builder = MemoryStore::builder().max_bytes(8192).clock(clock.clone());
     let store = Arc::new(builder.build());
     let quota = tollgate::Quota::per_hour(5).sliding_log().counting_refused();
     let limiter = RateLimiter::builder(quota).store(&store).build();

@@ -7,6 +7,7 @@ mod eviction;
 mod failsafe;
 mod flood;
 mod group;
+mod growth;
 mod input;
 mod invariants;
 mod layer;

@@ -104,7 +104,7 @@ fn world(kinds: &'static [Kind], mixed: bool) -> impl Strategy<Value = World> {
 /// A store in which keys are near each other and nothing has to be evicted.
 fn store(exact: bool, clock: &ManualClock) -> MemoryStoreBuilder {
     let store = MemoryStore::builder().max_bytes(64 << 10).clock(clock.clone());
-    if exact { store.exact_keys() } else { store.table_share(5) }
+    if exact { store.exact_keys() } else { store }
 }
 
 fn check(world: &World, mixed: bool) -> Result<(), TestCaseError> {

@@ -7,6 +7,7 @@ use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 
 use super::MemoryStore;
+use super::budget::Budget;
 use super::rules::Rules;
 use super::shards::Shards;
 use super::table::Table;
@@ -24,9 +25,6 @@ use crate::clock::{AnyClock, Clock};
 #[must_use = "a builder does nothing until `build`"]
 pub struct MemoryStoreBuilder {
     max_bytes: usize,
-    table_share: Option<u8>,
-    /// Whether all of it will be in use.
-    dense: bool,
     exact: bool,
     seed: Option<u64>,
     clock: AnyClock,
@@ -34,29 +32,21 @@ pub struct MemoryStoreBuilder {
 
 impl Default for MemoryStoreBuilder {
     fn default() -> Self {
-        Self {
-            max_bytes: 64 << 20,
-            table_share: None,
-            dense: false,
-            exact: false,
-            seed: None,
-            clock: AnyClock::default(),
-        }
+        Self { max_bytes: 64 << 20, exact: false, seed: None, clock: AnyClock::default() }
     }
 }
 
 /// Below this a store cannot hold anything worth holding.
 const MIN_BYTES: usize = 4096;
 
-/// What the maps get in any case: a limit may change into one whose states live there.
-const MIN_MAP_BYTES: usize = 2048;
-
 impl MemoryStoreBuilder {
     /// The ceiling, in bytes: no number of keys makes the store larger. 64 MiB unless said otherwise, at least
     /// 4 KiB.
     ///
-    /// Memory is reserved at once and used as keys come. Reckon with 26 bytes for every key in use under a
-    /// small limit, whatever the key's length.
+    /// The store starts small and grows as keys come: address space is reserved at once, memory is used only where
+    /// there are keys. Expect 26 to 32 bytes for every key in use under a small limit, whatever the key's length.
+    /// Small states (buckets, windows) and large ones (logs, requests in progress) share the ceiling; each of the two
+    /// kinds can take up to seven eighths of it.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
@@ -74,28 +64,9 @@ impl MemoryStoreBuilder {
     /// let store = MemoryStore::builder().expected_keys(1_000_000).build();
     /// assert!(store.stats().max_bytes < 32 << 20);
     /// ```
-    pub fn expected_keys(mut self, keys: usize) -> Self {
-        self.dense = true;
-        self.max_bytes(keys.saturating_mul(29).saturating_add(16 * 1024)).table_share(90)
-    }
-
-    /// How many percent of the ceiling are for small states (buckets, windows); the rest is for logs and
-    /// requests in progress. 75 unless said otherwise.
-    ///
-    /// ```
-    /// # use tollgate::MemoryStore;
-    /// let for_logs = MemoryStore::builder().max_bytes(16 << 20).table_share(10).build();
-    /// # assert!(for_logs.stats().bytes < 2 << 20);
-    /// ```
-    pub fn table_share(mut self, percent: u8) -> Self {
-        self.table_share = Some(percent.min(100));
-        self
-    }
-
-    /// The share, if nobody has chosen one.
-    pub(crate) fn table_share_or(mut self, percent: u8) -> Self {
-        self.table_share.get_or_insert(percent);
-        self
+    pub fn expected_keys(self, keys: usize) -> Self {
+        // The table may take seven eighths of the ceiling: 25.8 bytes for each key.
+        self.max_bytes(keys.saturating_mul(30).saturating_add(16 * 1024))
     }
 
     /// Keeps whole keys instead of fingerprints: no two keys ever share a bucket, keys count towards the
@@ -149,17 +120,14 @@ impl MemoryStoreBuilder {
     /// assert_eq!(store.count_keys(None), 0);
     /// ```
     pub fn build(self) -> MemoryStore {
-        let share = if self.exact { 0 } else { self.table_share.unwrap_or(75) };
         let floor_bytes = self.max_bytes / 64;
-        let rest = self.max_bytes - floor_bytes;
-        let for_table = (rest / 100 * usize::from(share)).min(rest - MIN_MAP_BYTES);
-        let table = Table::with_bytes(for_table, self.dense);
-        let maps = rest.saturating_sub(table.bytes());
+        let budget = Arc::new(Budget::new(self.max_bytes - floor_bytes, !self.exact));
         MemoryStore {
             rules: Rules::with_floor_bytes(floor_bytes),
-            shards: Shards::with_bytes(maps, self.exact),
-            tables: share > 0,
-            table,
+            shards: Shards::new(Arc::clone(&budget), self.exact),
+            tables: !self.exact,
+            table: Table::new(Arc::clone(&budget)),
+            budget,
             hash: match self.seed {
                 Some(seed) => SeedableRandomState::with_seed(seed, SharedSeed::global_fixed()),
                 None => SeedableRandomState::random(),

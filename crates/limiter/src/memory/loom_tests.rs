@@ -1,10 +1,11 @@
-//! The table's protocol under every interleaving: charging, putting in, taking over, evicting, taking out.
+//! The table's protocol under every interleaving: charging, putting in, taking over, evicting, taking out, growing.
 //!
 //! Words here are plain counts: 0 is idle, more is live, and the level of a count is the count.
 
 use loom::sync::Arc;
 use loom::thread;
 
+use super::budget::Budget;
 use super::table::{Judge, Table, Tag, Worth};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -65,12 +66,24 @@ fn known(table: &Table, floors: &Floors, hash: u64) -> u64 {
     here.unwrap_or(0).max(floors.of(hash))
 }
 
-/// A table of one set, which under loom has two slots.
-fn check(setup: fn(&Table, &Floors), threads: &'static [fn(&Table, &Floors)], then: fn(&Table, &Floors)) {
+/// A table of one set, which under loom has two slots. KEY has another lock than OTHER and THIRD.
+fn check(setup: Step, threads: &'static [Step], then: Step) {
+    check_growing(0, 3, setup, threads, then);
+}
+
+type Step = fn(&Table, &Floors);
+
+fn grow(table: &Table, _: &Floors) {
+    table.grow(None);
+}
+
+/// A table of one set that can double so often. When it does, KEY moves, and OTHER and THIRD stay.
+fn check_growing(doublings: u32, preemptions: usize, setup: Step, threads: &'static [Step], then: Step) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(preemptions);
     model.check(move || {
-        let shared = Arc::new((Table::with_bytes(0, false), Floors::new()));
+        let budget = std::sync::Arc::new(Budget::new(1 << 20, true));
+        let shared = Arc::new((Table::with_columns(budget, 2, 1, doublings), Floors::new()));
         setup(&shared.0, &shared.1);
         let running: Vec<_> = threads
             .iter()
@@ -181,6 +194,180 @@ fn loom_taking_a_key_out_splits_its_charges() {
         |t, f| {
             let taken_out = TAKEN_OUT.load(std::sync::atomic::Ordering::SeqCst);
             assert_eq!(taken_out + known(t, f, KEY), 2);
+        },
+    );
+}
+
+/// A key is charged while it moves to a new set: each charge goes with it.
+#[test]
+fn loom_growth_loses_no_charge() {
+    check_growing(
+        1,
+        3,
+        |t, f| {
+            charge(t, f, KEY);
+            charge(t, f, OTHER);
+        },
+        &[
+            |t, f| {
+                charge(t, f, KEY);
+                charge(t, f, OTHER);
+            },
+            grow,
+        ],
+        |t, f| {
+            assert_eq!(t.active_sets(), 2);
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(known(t, f, OTHER), 2);
+            assert_eq!(t.count_live(f), 2);
+        },
+    );
+}
+
+/// A new key is put while the set where it belongs is being split: it is put once, where it is found.
+#[test]
+fn loom_growth_and_new_keys_find_each_other() {
+    check_growing(
+        1,
+        3,
+        |t, f| charge(t, f, OTHER),
+        &[
+            |t, f| {
+                charge(t, f, KEY);
+                charge(t, f, KEY);
+            },
+            grow,
+        ],
+        |t, f| {
+            assert_eq!(t.active_sets(), 2);
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(known(t, f, OTHER), 1);
+            assert_eq!(t.count_live(f), 2);
+        },
+    );
+}
+
+/// Two threads put the same new key meanwhile.
+#[test]
+fn loom_growth_puts_a_new_key_in_once() {
+    check_growing(
+        1,
+        1,
+        |_, _| {},
+        &[|t, f| charge(t, f, KEY), |t, f| charge(t, f, KEY), grow],
+        |t, f| {
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(t.count_live(f), 1);
+        },
+    );
+}
+
+/// A key that stays finds the set full while another thread splits it: either it takes the slot of the one that would
+/// move, which leaves all of its charges behind, or there is room.
+#[test]
+fn loom_growth_and_eviction_lose_no_charge() {
+    check_growing(
+        1,
+        2,
+        |t, f| {
+            charge(t, f, KEY);
+            charge(t, f, THIRD);
+            charge(t, f, THIRD);
+        },
+        &[|t, f| charge(t, f, OTHER), grow],
+        |t, f| {
+            assert_eq!(known(t, f, KEY), 1);
+            assert_eq!(known(t, f, OTHER), 1);
+            assert_eq!(known(t, f, THIRD), 2);
+        },
+    );
+}
+
+/// An idle key's slot is taken for one that stays while the set is split, and its owner comes back.
+#[test]
+fn loom_growth_and_taking_an_idle_slot_charge_nobody_else() {
+    check_growing(
+        1,
+        2,
+        |t, f| {
+            assert!(t.put(t.place(KEY), Tag::new(KEY, 0), 0, 0, f));
+            charge(t, f, THIRD);
+        },
+        &[|t, f| charge(t, f, OTHER), grow],
+        |t, f| {
+            charge(t, f, KEY);
+            assert_eq!(known(t, f, KEY), 1);
+            assert_eq!(known(t, f, OTHER), 1);
+            assert_eq!(known(t, f, THIRD), 1);
+        },
+    );
+}
+
+/// A key is taken out while it moves: it takes all charges until then with it, and the next one starts from nothing.
+#[test]
+fn loom_growth_and_taking_a_key_out_split_its_charges() {
+    static TAKEN_OUT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    check_growing(
+        1,
+        3,
+        |t, f| charge(t, f, KEY),
+        &[
+            |t, f| {
+                {
+                    let _guard = t.lock(t.place(KEY));
+                    let word = t.extract(t.place(KEY), Tag::new(KEY, 0)).unwrap();
+                    TAKEN_OUT.store(word, std::sync::atomic::Ordering::SeqCst);
+                }
+                charge(t, f, KEY);
+            },
+            grow,
+        ],
+        |t, f| {
+            assert_eq!(TAKEN_OUT.load(std::sync::atomic::Ordering::SeqCst), 1);
+            assert_eq!(known(t, f, KEY), 1);
+            assert_eq!(t.count_live(f), 1);
+        },
+    );
+}
+
+/// The table doubles twice while a key is charged: the second doubling begins with another mask.
+#[test]
+fn loom_growth_goes_on_from_one_doubling_to_the_next() {
+    check_growing(
+        2,
+        3,
+        |t, f| charge(t, f, KEY),
+        &[
+            |t, f| charge(t, f, KEY),
+            |t, _| {
+                t.grow(None);
+                t.grow(None);
+            },
+        ],
+        |t, f| {
+            assert_eq!(t.active_sets(), 3);
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(t.count_live(f), 1);
+        },
+    );
+}
+
+/// A full set asks for growth, and whoever has put the key that found no room makes the table grow.
+#[test]
+fn loom_growth_is_asked_for_by_a_full_set() {
+    check_growing(
+        1,
+        2,
+        |t, f| {
+            charge(t, f, KEY);
+            charge(t, f, THIRD);
+        },
+        &[|t, f| charge(t, f, OTHER), |t, f| charge(t, f, KEY)],
+        |t, f| {
+            assert_eq!(t.active_sets(), 2);
+            assert_eq!(known(t, f, KEY), 2);
+            assert_eq!(known(t, f, OTHER), 1);
+            assert_eq!(known(t, f, THIRD), 1);
         },
     );
 }

@@ -1,8 +1,10 @@
 //! The memory store: every limit of every key of this process, under one ceiling in bytes.
 
+mod budget;
 mod builder;
 mod family;
 mod group;
+mod growth;
 mod rules;
 mod shards;
 mod single;
@@ -23,6 +25,7 @@ use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::{Charge, Rule, Store, StoreError};
 use tollgate_core::{Limit, Outcome, Outcomes, Timestamp, Verdict};
 
+use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::rules::{JudgeAt, Record, Rules};
 use self::shards::{Call, Shards, Target};
@@ -32,16 +35,16 @@ use crate::clock::{AnyClock, Clock, SystemClock};
 /// Keeps the states of all limits of all keys of this process. Share it by reference or in an [`Arc`].
 ///
 /// Small states (token and leaky buckets, fixed windows, two-window counters, interval buckets) are words in a
-/// table of fixed size: 16 bytes a key whatever its length, no locks on the way of a decision. Larger
-/// ones (logs, requests in progress) live in maps. Both stay under one ceiling, which no number of keys can
+/// table that grows with use: 16 bytes a key whatever its length, no locks on the way of a decision. Larger
+/// ones (logs, requests in progress) live in maps. Both draw from one ceiling, which no number of keys can
 /// pass; see [`MemoryStoreBuilder::max_bytes`].
 ///
 /// # Keys and fingerprints
 ///
-/// A key is not kept: a hash of 64 bits with a random seed stands for it, 48 of them in the slot and the rest in
-/// where the slot is. Two keys that agree in all of them under one rule would share a bucket: each could be refused for
-/// what the other used. With a million keys in use the chance that this happens to *any* two of them is below
-/// 1 in 10 million; with ten million keys, below 1 in 100,000. Nobody can provoke it without knowing the seed. Whoever
+/// A key is not kept: a hash with a random seed stands for it, 48 bits of it in the slot and 9 to 10 more in the column
+/// of the table where the slot is. Two keys that agree in all of them under one rule would share a bucket: each could be
+/// refused for what the other used. With a million keys in use the chance that this happens to *any* two of them is
+/// below 1 in 100,000; with ten million keys, below 1 in 1,000. Nobody can provoke it without knowing the seed. Whoever
 /// cannot accept that keeps whole keys, at the price of memory and speed: [`MemoryStoreBuilder::exact_keys`]. States
 /// that live in maps are told apart by 128 bits.
 ///
@@ -68,6 +71,8 @@ use crate::clock::{AnyClock, Clock, SystemClock};
 #[derive(Debug)]
 pub struct MemoryStore {
     rules: Rules,
+    /// What the table and the maps may take together.
+    budget: Arc<Budget>,
     table: Table,
     shards: Shards,
     hash: SeedableRandomState,
@@ -97,7 +102,7 @@ pub struct MemoryStore {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes that the store occupies at most with what it holds now.
+    /// Bytes that the store occupies at most with what it holds now. The table grows in steps and does not shrink.
     pub bytes: usize,
     /// The ceiling.
     pub max_bytes: usize,
@@ -128,7 +133,7 @@ pub(crate) struct Held {
 }
 
 impl MemoryStore {
-    /// A store with room for about two and a half million keys in 64 MiB.
+    /// A store with room for about two million keys in 64 MiB. It starts with about 100 KiB.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
@@ -291,9 +296,9 @@ impl MemoryStore {
     /// println!("{:?}", MemoryStore::new().stats());
     /// ```
     pub fn stats(&self) -> Stats {
-        let (bytes, evictions) = self.shards.usage();
+        let evictions = self.shards.evictions();
         Stats {
-            bytes: self.table.bytes() + bytes,
+            bytes: self.budget.used(),
             max_bytes: self.max_bytes,
             evictions: self.evictions.load(Ordering::Relaxed) + evictions,
             failed_open: self.failed_open.load(Ordering::Relaxed),

@@ -16,6 +16,7 @@ use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::StoreError;
 use tollgate_core::{Outcome, Timestamp};
 
+use super::budget::Budget;
 use super::family::Moves;
 use super::rules::{Record, Rules};
 
@@ -27,33 +28,6 @@ pub(crate) struct Shards {
     budget: Arc<Budget>,
     /// How often [`relieve`](Self::relieve) was called.
     relieved: AtomicUsize,
-}
-
-/// The bytes of all shards together, and their ceiling.
-#[derive(Debug)]
-struct Budget {
-    used: AtomicUsize,
-    ceiling: usize,
-}
-
-impl Budget {
-    fn add(&self, bytes: usize) {
-        self.used.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn sub(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Something has become larger or smaller.
-    fn resize(&self, before: usize, after: usize) {
-        if after > before { self.add(after - before) } else { self.sub(before - after) }
-    }
-
-    /// Whether `more` bytes would pass the ceiling.
-    fn is_short_of(&self, more: usize) -> bool {
-        self.used.load(Ordering::Relaxed).saturating_add(more) > self.ceiling
-    }
 }
 
 /// Who is looked for.
@@ -149,12 +123,9 @@ fn allocated(bytes: usize) -> usize {
 }
 
 impl Shards {
-    /// Maps that take at most `bytes`; `exact` ones keep whole keys. A quarter is left to the allocator, whose free
-    /// memory is in pieces when large states follow small ones.
-    pub(crate) fn with_bytes(bytes: usize, exact: bool) -> Self {
-        let bytes = bytes / 4 * 3;
-        let count = (bytes >> 16).clamp(1, 64).next_power_of_two();
-        let budget = Arc::new(Budget { used: AtomicUsize::new(0), ceiling: bytes });
+    /// Maps that draw from `budget`; `exact` ones keep whole keys.
+    pub(crate) fn new(budget: Arc<Budget>, exact: bool) -> Self {
+        let count = (budget.max_map_bytes() >> 16).clamp(1, 64).next_power_of_two();
         let shards = (0..count).map(|_| Mutex::new(Shard::new(Arc::clone(&budget))));
         Self { shards: shards.collect(), exact, budget, relieved: AtomicUsize::new(0) }
     }
@@ -181,10 +152,9 @@ impl Shards {
         }
     }
 
-    /// Bytes in use, and evictions so far.
-    pub(crate) fn usage(&self) -> (usize, u64) {
-        let evictions = self.shards.iter().map(|shard| shard.lock().evictions).sum();
-        (self.budget.used.load(Ordering::Relaxed), evictions)
+    /// Evictions so far.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.lock().evictions).sum()
     }
 
     /// Number of entries that are not idle.
@@ -260,7 +230,7 @@ impl Shards {
     }
 
     fn full(&self) -> StoreError {
-        StoreError::Full { bytes: self.budget.ceiling }
+        StoreError::Full { bytes: self.budget.max_map_bytes() }
     }
 
     /// The same for a key that is not here.
@@ -357,7 +327,7 @@ impl Shards {
         mut bytes: usize,
     ) -> Result<(), (u32, usize)> {
         loop {
-            let is_large = bytes > shard.budget.ceiling / 16 && shard.budget.is_short_of(0);
+            let is_large = bytes > shard.budget.map_bytes() / 16 && shard.budget.is_short_of(0);
             if !is_large {
                 match shard.make_room(rules, now, position, || self.relieve(rules, now)) {
                     Ok(_) => return Ok(()),
@@ -583,7 +553,7 @@ impl Shard {
         self.drop_idle(rules, PASSING, now);
         let entry = Entry { hash: target.hash, identity, rule: target.rule, salt: target.record.salt, state };
         let limit = &target.record.limit;
-        if entry.bytes() > self.budget.ceiling {
+        if entry.bytes() > self.budget.map_bytes() {
             return Put::Full;
         }
         while self.budget.is_short_of(entry.bytes() + self.growth()) {
@@ -645,7 +615,7 @@ impl Shard {
         mut keep: u32,
         mut relieve: impl FnMut() -> bool,
     ) -> Result<u32, u32> {
-        if self.entry(keep).map_or(0, Entry::bytes) > self.budget.ceiling {
+        if self.entry(keep).map_or(0, Entry::bytes) > self.budget.map_bytes() {
             return Err(keep);
         }
         while self.budget.is_short_of(0) {

@@ -1,4 +1,4 @@
-//! A bounded table of one-word states that is read and charged without locks.
+//! A bounded table of one-word states that is read and charged without locks. It grows with use ([`growth`]).
 //!
 //! ```text
 //! line (one cache line)   [tag|word] [tag|word] [tag|word] [tag|word]
@@ -7,7 +7,7 @@
 //!
 //! A *tag* is 48 bits of the key's hash and 16 bits that name the rule. A key belongs in
 //! one line; when that was full it sits in the set's other line, and when the set was full, in one of two other
-//! sets: 24 slots in all, searched in an order that is the key's own. Slots are filled in that order and
+//! sets of the same row: 24 slots in all, searched in an order that is the key's own. Slots are filled in that order and
 //! never emptied again, so the first slot that was never used ends every search.
 //!
 //! **Charging** a key that is there is one compare-and-swap on its word. **Taking** a slot for another key,
@@ -17,14 +17,20 @@
 //! the slot, but for a chance of 2^-64 that is no worse than that of two keys sharing a tag. And a reader
 //! that loads the word of the new owner sees the tag changed when it looks again.
 //!
-//! **New keys** are put in under a lock of their set, so that no key ever sits in two slots.
+//! **New keys** are put in under a lock, the same one for a key at all times, so that no key ever sits in two slots.
+//!
+//! [`growth`]: super::growth
 
 use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 #[cfg(not(tollgate_loom))]
 use bytemuck::Zeroable;
 use smallvec::SmallVec;
 
+use super::budget::Budget;
+use super::growth::{self, Extent, KeyGuard};
 use crate::sync::{AtomicU64, Lock, Ordering, pause};
 
 /// One key's state. 16 bytes.
@@ -56,7 +62,7 @@ const RULE_BITS: u32 = 16;
 pub(crate) const MAX_RULES: u32 = (1 << RULE_BITS) - 1;
 
 /// An odd number without pattern.
-const MIX: u64 = 0xD6E8_FEB8_6659_FD93;
+pub(super) const MIX: u64 = 0xD6E8_FEB8_6659_FD93;
 
 /// What a slot's state is worth to whoever looks for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,15 +77,13 @@ pub(crate) enum Worth {
 pub(crate) trait Judge {
     /// What a state is worth.
     fn worth(&self, tag: Tag, word: u64) -> Worth;
-    /// A state in a slot of `set` is about to be forgotten: remember what must not be.
+    /// A state is about to be forgotten: remember what must not be. `set` is one of [`Table::sets_of`] its key.
     fn evict(&self, tag: Tag, word: u64, set: usize);
 }
 
-/// Where a key may sit.
+/// Where a key may sit. The table tells the lines anew each time, because they change when it grows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// The line where the key belongs.
-    line: usize,
     hash: u64,
 }
 
@@ -106,6 +110,12 @@ impl Tag {
         self.0 & u64::from(MAX_RULES) != 0
     }
 
+    /// The lower bits of the hash, which tell the row.
+    #[inline]
+    pub(super) fn row_bits(self) -> u64 {
+        self.0 >> RULE_BITS
+    }
+
     /// The number of the rule.
     pub(crate) fn rule(self) -> u32 {
         ((self.0 & u64::from(MAX_RULES)) as u32).saturating_sub(1)
@@ -123,7 +133,7 @@ fn pad(tag: u64) -> u64 {
 enum Room<'a> {
     /// Nobody minds.
     Free(Seen<'a>),
-    /// Every slot is in use; this one is worth least, and is in this set.
+    /// Every slot is in use; this one is worth least, and its key has this set among its last ones.
     Least { worth: u64, set: usize, seen: Seen<'a> },
 }
 
@@ -147,81 +157,151 @@ impl Seen<'_> {
 
 /// The table.
 pub(crate) struct Table {
-    slots: Box<[Slot]>,
-    /// The slot where the first set begins, so that every set begins with a cache line.
-    start: usize,
-    /// Number of sets.
-    sets: usize,
-    /// One lock for every so many sets, held while a key is put in.
+    lines: Lines,
+    pub(super) extent: Extent,
+    /// One lock for so many keys, held while one of them is put in or taken out.
     locks: Box<[CacheLine<Lock>]>,
+    /// 1 while a thread makes the table grow.
+    pub(super) growing: AtomicU64,
+    /// Held by that thread, for those who wait for the keys that it moves. Nobody tries to take it: that would be `growing`.
+    pub(super) splitting: Lock,
+    /// By how many sets it should grow.
+    wanted: AtomicU64,
+    budget: Arc<Budget>,
 }
 
 #[repr(align(64))]
 #[derive(Default)]
 struct CacheLine<T>(T);
 
-impl Table {
-    /// A table of at most `bytes`, and of at least one set; `dense` if nearly all of it will be in use.
-    pub(crate) fn with_bytes(bytes: usize, dense: bool) -> Self {
-        let set = SET * size_of::<Slot>();
-        let locks = (bytes / set / 16).clamp(1, 1024).next_power_of_two();
-        let lock_bytes = locks * size_of::<CacheLine<Lock>>();
-        let sets = (bytes.saturating_sub(lock_bytes) / set).saturating_sub(1).max(1);
-        let slots = empty_slots(SET.saturating_mul(sets + 1), if dense { HUGE_DENSE } else { HUGE });
-        let sets = sets.min((slots.len() / SET).saturating_sub(1)).max(1);
+/// Slots by lines. The first one begins with a cache line, wherever the allocation does: memory of a larger alignment
+/// would be zeroed by hand.
+struct Lines {
+    first: NonNull<[Slot; LINE]>,
+    count: usize,
+    /// The allocation, which [`Drop`] frees.
+    slots: NonNull<[Slot]>,
+}
+
+impl Lines {
+    /// The last slots may be left over.
+    fn new(slots: Box<[Slot]>) -> Self {
         let into_set = (slots.as_ptr() as usize / size_of::<Slot>()) % SET;
+        let skipped = ((SET - into_set) % SET).min(slots.len());
+        let count = (slots.len() - skipped) / LINE;
+        let slots = NonNull::from(Box::leak(slots));
+        #[allow(unsafe_code)]
+        // SAFETY: `skipped` is no more than the length of the allocation.
+        let first = unsafe { slots.cast::<Slot>().add(skipped) }.cast();
+        Self { first, count, slots }
+    }
+
+    #[inline(always)]
+    fn get(&self, index: usize) -> Option<&[Slot; LINE]> {
+        // SAFETY: `count` lines follow each other from `first` on, within the allocation, which lives as long as `self`
+        // does. They are only ever shared.
+        #[allow(unsafe_code)]
+        (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and nothing refers to it any more.
+        #[allow(unsafe_code)]
+        drop(unsafe { Box::from_raw(self.slots.as_ptr()) });
+    }
+}
+
+// SAFETY: it owns its slots, which are atomics.
+#[allow(unsafe_code)]
+unsafe impl Send for Lines {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Lines {}
+
+/// Bytes of a line.
+const LINE_BYTES: usize = LINE * size_of::<Slot>();
+
+/// Columns that a table has at the most: it starts with half as many sets at the least, if there is room for more than that.
+/// More columns tell more keys apart, and make small tables larger.
+const MAX_COLUMNS: usize = 1024;
+
+/// How often a table doubles at the least, if it is not tiny: so much of the memory can also go to the maps.
+const MIN_DOUBLINGS: u32 = 3;
+
+impl Table {
+    /// A table that grows as far as the budget goes, and has at least one set.
+    pub(crate) fn new(budget: Arc<Budget>) -> Self {
+        let bytes = budget.table_ceiling();
+        let locks = (bytes / (2 * LINE_BYTES) / 16).clamp(1, 64).next_power_of_two();
+        let lock_bytes = locks * size_of::<CacheLine<Lock>>();
+        let sets = (bytes.saturating_sub(lock_bytes) / (2 * LINE_BYTES)).saturating_sub(1).max(1);
+        let mut doublings = 0;
+        while sets >> doublings >= MAX_COLUMNS || sets >> doublings >= 4 && doublings < MIN_DOUBLINGS {
+            doublings += 1;
+        }
+        Self::with_columns(budget, locks, sets >> doublings, doublings)
+    }
+
+    /// A table that starts with one row of so many columns and doubles so often. `locks` is a power of two.
+    pub(super) fn with_columns(
+        budget: Arc<Budget>,
+        locks: usize,
+        columns: usize,
+        mut doublings: u32,
+    ) -> Self {
+        // If that is more than there can be, it grows less.
+        let slots = loop {
+            match empty_slots(SET.saturating_mul((columns << doublings) + 1)) {
+                Some(slots) => break slots,
+                None if doublings > 0 => doublings -= 1,
+                None => break Box::default(),
+            }
+        };
+        budget.charge_table(locks * size_of::<CacheLine<Lock>>() + (columns + 1) * 2 * LINE_BYTES);
         Self {
-            slots,
-            start: (SET - into_set) % SET,
-            sets,
+            lines: Lines::new(slots),
+            extent: Extent::new(columns, doublings),
             locks: (0..locks).map(|_| CacheLine::default()).collect(),
+            growing: AtomicU64::new(0),
+            splitting: Lock::default(),
+            wanted: AtomicU64::new(0),
+            budget,
         }
     }
 
-    /// Bytes that the table can come to occupy.
-    pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.slots) + size_of_val(&*self.locks)
-    }
-
-    /// Number of sets.
+    /// Number of sets that there will be in the end.
     pub(crate) fn sets(&self) -> usize {
-        self.sets
+        self.extent.max() / 2
     }
 
     /// Where a key with this hash may sit.
     #[inline]
     pub(crate) fn place(&self, hash: u64) -> Place {
-        Place { line: scale(hash, 2 * self.sets), hash }
+        Place { hash }
     }
 
-    /// The lines where a key may sit, in the order in which they are filled: its own and its neighbour, then those
-    /// of other sets, unless there are no others.
+    /// The lines where a key may sit, in the order in which they are filled.
     #[inline]
     fn lines(&self, place: Place) -> [usize; 2 * SETS] {
-        let mut lines = [place.line; 2 * SETS];
-        // From the hash's other end, so that keys of one set do not all go to the same other ones.
-        let mut mixed = place.hash.rotate_left(32);
-        for [line, neighbour] in lines.as_chunks_mut().0 {
-            *neighbour = *line ^ 1;
-        }
-        for [line, neighbour] in lines.as_chunks_mut().0.iter_mut().skip(1) {
-            mixed = mixed.wrapping_mul(MIX);
-            let set = place.line / 2 + 1 + scale(mixed, self.sets - 1);
-            let set = if set >= self.sets { set - self.sets } else { set };
-            *line = 2 * set + (mixed & 1) as usize;
-            *neighbour = *line ^ 1;
-        }
-        lines
+        self.extent.lines_of(place.hash, self.extent.active())
     }
 
-    #[inline]
-    fn line(&self, index: usize) -> Option<&[Slot; LINE]> {
-        self.slots.get(self.start + LINE * index..)?.first_chunk()
+    #[inline(always)]
+    pub(super) fn line(&self, index: usize) -> Option<&[Slot; LINE]> {
+        self.lines.get(index)
     }
 
-    /// The sets where a key may sit.
+    /// The line where a key belongs.
+    #[inline(always)]
+    fn home(&self, place: Place) -> Option<&[Slot; LINE]> {
+        self.line(self.extent.home(place.hash))
+    }
+
+    /// The sets where a key may sit when the table is as large as it can be.
     pub(crate) fn sets_of(&self, place: Place) -> [usize; SETS] {
-        let lines = self.lines(place);
+        let lines = self.extent.lines_of(place.hash, self.extent.max());
         let mut sets = [0; SETS];
         for (set, [line, _]) in sets.iter_mut().zip(lines.as_chunks().0) {
             *set = line / 2;
@@ -229,11 +309,73 @@ impl Table {
         sets
     }
 
-    /// The lock under which a key of this place is put in.
-    pub(crate) fn lock(&self, place: Place) -> impl Drop + '_ {
-        let index = (place.line / 2) & (self.locks.len() - 1);
+    /// The lock under which a key of this place is put in and taken out.
+    pub(crate) fn lock(&self, place: Place) -> KeyGuard<'_> {
+        self.lock_hash(place.hash)
+    }
+
+    /// The lock of a key: of its hash, so that it stays the same while the table grows.
+    pub(super) fn key_lock(&self, hash: u64) -> &Lock {
         #[allow(clippy::indexing_slicing, reason = "masked by the length, a power of two")]
-        self.locks[index].0.hold()
+        &self.locks[(hash >> 40) as usize & (self.locks.len() - 1)].0
+    }
+
+    /// Waits until everybody else who is under a lock now has left it.
+    pub(super) fn wait_for_all_locks(&self, own: Option<&Lock>) {
+        let others = self.locks.iter().filter(|lock| !own.is_some_and(|own| std::ptr::eq(own, &lock.0)));
+        for lock in others {
+            drop(lock.0.hold());
+        }
+    }
+
+    /// Takes so many lines from the budget, if they are there.
+    pub(super) fn claim(&self, lines: usize) -> bool {
+        self.budget.claim_for_table(lines * LINE_BYTES)
+    }
+
+    /// Whether it should grow.
+    #[inline]
+    pub(super) fn wants_growth(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether there is memory for one more set.
+    fn can_grow(&self) -> bool {
+        self.extent.active() < self.extent.max() && self.budget.has_for_table(2 * LINE_BYTES)
+    }
+
+    /// By how many sets it should grow. From now on that is done.
+    pub(super) fn take_wanted(&self) -> usize {
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        self.wanted.store(0, Ordering::Relaxed);
+        wanted as usize
+    }
+
+    /// A key found the slots of its own set in use, and perhaps those of the `second` one too. Has the table grow if there
+    /// is memory, unless a sample of it says that it was chance: new keys must not make it larger while idle ones make
+    /// room for them.
+    #[cold]
+    #[inline(never)]
+    fn ask_for_growth(&self, tag: Tag, second: bool, judge: &impl Judge) {
+        let active = self.extent.active();
+        let sets = if second { growth::URGENT } else { growth::BATCH };
+        if !self.can_grow() || self.wanted.load(Ordering::Relaxed) >= sets as u64 {
+            return;
+        }
+        // Four sets, evenly spread: the first part of a table that is growing is in use by half as much as the rest.
+        let first = (tag.row_bits() as usize % active) & !1;
+        let sample = (0..4).flat_map(|part| {
+            let line = (first + ((active * part / 4) & !1)) % active;
+            [line, line + 1]
+        });
+        let seen = sample.filter_map(|line| self.line(line)).flatten().filter_map(Self::look);
+        let live =
+            seen.filter(|seen| seen.tag().is_key() && judge.worth(seen.tag(), seen.word()) != Worth::Idle);
+        // Of 32 slots.
+        let least = if second { SET } else { 3 * SET / 2 };
+        if live.count() >= least {
+            self.wanted.store(sets as u64, Ordering::Relaxed);
+        }
     }
 
     /// The slots of a place, in the order in which they are filled.
@@ -252,7 +394,7 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn find_further(&self, place: Place, tag: Tag) -> Option<&Slot> {
-        let mut searched = self.line(place.line)?;
+        let mut searched = self.home(place)?;
         for line in self.lines(place).into_iter().skip(1) {
             // A slot that was never used ends the search: a key is put in the first one of its order.
             if searched.iter().any(|slot| slot.tag.load(Ordering::Acquire) == EMPTY) {
@@ -294,7 +436,7 @@ impl Table {
         tag: Tag,
         step: impl FnMut(u64) -> (Option<u64>, R),
     ) -> Option<R> {
-        self.update_from(Line { slots: self.line(place.line)?, place }, tag, step)
+        self.update_from(Line { slots: self.home(place)?, place }, tag, step)
     }
 
     /// As [`update`](Self::update), for a line that was sent for.
@@ -323,7 +465,7 @@ impl Table {
     /// Sends for a place's own line, so that what follows waits less for it.
     #[inline(always)]
     pub(crate) fn fetch(&self, place: Place) -> Option<Line<'_>> {
-        let slots = self.line(place.line)?;
+        let slots = self.home(place)?;
         #[cfg(all(target_arch = "x86_64", not(tollgate_loom)))]
         // SAFETY: every x86-64 processor has the instruction; it is a hint and changes nothing.
         #[allow(unsafe_code)]
@@ -365,9 +507,19 @@ impl Table {
     /// into that of the owner which is worth least. `level` is what the key's own state is worth: if every
     /// slot is worth more, nothing is put and the answer is false.
     pub(crate) fn put(&self, place: Place, tag: Tag, word: u64, level: u64, judge: &impl Judge) -> bool {
+        let mut tries = 0;
         loop {
             let taken = match self.find_room(place, tag, judge) {
                 Some(Room::Free(seen)) => self.take(seen, tag, word),
+                // Nothing is evicted while a little more growth may help.
+                Some(Room::Least { .. })
+                    if tries < growth::GROWTH_TRIES
+                        && self.can_grow()
+                        && self.grow(Some(self.key_lock(place.hash))) =>
+                {
+                    tries += 1;
+                    false
+                }
                 Some(Room::Least { worth, .. }) if worth > level => return false,
                 Some(Room::Least { set, seen, .. }) => {
                     judge.evict(seen.tag(), seen.word(), set);
@@ -386,12 +538,21 @@ impl Table {
     }
 
     fn find_room(&self, place: Place, tag: Tag, judge: &impl Judge) -> Option<Room<'_>> {
-        let sets = self.sets_of(place);
+        // Mostly there is a slot without an owner, and nobody's worth matters.
+        let own = self.home(place).and_then(|line| line.iter().find(|slot| Self::is_free(slot)));
+        if let Some(seen) = own.and_then(Self::look).filter(|seen| seen.tag == EMPTY || seen.tag == DEAD) {
+            return Some(Room::Free(seen));
+        }
+        let lines = self.lines(place);
         // Idle owners may come back: newcomers do not all displace the same one.
         let first = (tag.0 >> RULE_BITS) as usize % (SETS * SET);
         let mut idle: Option<(usize, Seen<'_>)> = None;
         let mut least: Option<Room<'_>> = None;
-        for (position, slot) in self.slots(place).enumerate() {
+        let slots = lines.into_iter().filter_map(|line| self.line(line)).flatten();
+        for (position, slot) in slots.enumerate() {
+            if (position == SET || position == 2 * SET) && idle.is_none() {
+                self.ask_for_growth(tag, position > SET, judge);
+            }
             let Some(seen) = Self::look(slot) else { continue };
             if seen.tag == EMPTY || seen.tag == DEAD {
                 return Some(Room::Free(seen));
@@ -405,13 +566,24 @@ impl Table {
                 }
                 Worth::Live(worth) => {
                     if !matches!(least, Some(Room::Least { worth: least, .. }) if least <= worth) {
-                        let set = sets.get(position / SET).copied().unwrap_or(place.line / 2);
+                        let line = lines.get(position / LINE).copied().unwrap_or_default();
+                        let set = self.extent.last_line_of(line, seen.tag()) / 2;
                         least = Some(Room::Least { worth, set, seen });
                     }
                 }
             }
         }
         idle.map(|(_, seen)| Room::Free(seen)).or(least)
+    }
+
+    /// Whether a key could be put without taking a slot from another.
+    #[cold]
+    pub(super) fn has_free_slot(&self, hash: u64) -> bool {
+        self.slots(Place { hash }).any(Self::is_free)
+    }
+
+    fn is_free(slot: &Slot) -> bool {
+        matches!(slot.tag.load(Ordering::Acquire), EMPTY | DEAD)
     }
 
     /// Takes a slot for `tag`, if it still is as it was seen.
@@ -430,6 +602,30 @@ impl Table {
         swapped
     }
 
+    /// Moves a key that `moves` to a slot that nobody else can see yet. A key that stays leaves a slot there that was used.
+    /// False if the slot was changing hands, or was charged meanwhile.
+    pub(super) fn split_slot(old: &Slot, new: &Slot, moves: impl Fn(Tag) -> bool) -> bool {
+        let Some(Seen { tag, stored, .. }) = Self::look(old) else { return false };
+        if tag == EMPTY {
+            return true;
+        }
+        if !Tag(tag).is_key() || !moves(Tag(tag)) {
+            new.tag.store(DEAD, Ordering::Release);
+            return true;
+        }
+        if old.tag.compare_exchange(tag, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // Any other word than the one that is there, so that a late charge misses it.
+        let moved = old.word.compare_exchange(stored, !stored, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if moved {
+            new.word.store(stored, Ordering::Relaxed);
+            new.tag.store(tag, Ordering::Release);
+        }
+        old.tag.store(if moved { DEAD } else { tag }, Ordering::Release);
+        moved
+    }
+
     /// Takes a key out, under its lock, and yields its last word.
     pub(crate) fn extract(&self, place: Place, tag: Tag) -> Option<u64> {
         while !self.is_absent(place, tag) {
@@ -445,47 +641,35 @@ impl Table {
 
     /// Number of slots whose owners are not idle. Walks the whole table.
     pub(crate) fn count_live(&self, judge: &impl Judge) -> usize {
-        let owned =
-            self.slots.iter().filter_map(Self::look).filter(|seen| seen.tag != EMPTY && seen.tag != DEAD);
+        let used = (0..self.extent.active()).filter_map(|line| self.line(line)).flatten();
+        let owned = used.filter_map(Self::look).filter(|seen| seen.tag != EMPTY && seen.tag != DEAD);
         owned.filter(|seen| judge.worth(seen.tag(), seen.word()) != Worth::Idle).count()
     }
 }
 
 /// Maps a hash evenly to `0..n`; 0 where n is 0.
 #[inline]
-fn scale(hash: u64, n: usize) -> usize {
+pub(super) fn scale(hash: u64, n: usize) -> usize {
     ((u128::from(hash) * n as u128) >> 64) as usize
 }
 
-/// Slots as the system hands them out: zero, and not resident before they are used. That is why the table
-/// aligns its sets itself: memory of a larger alignment would be zeroed by hand.
+/// Slots as the system hands them out: zero, and not resident before they are used. None if there is not so much memory.
 #[cfg(not(tollgate_loom))]
-fn empty_slots(count: usize, huge: usize) -> Box<[Slot]> {
-    let mut granted = count;
-    loop {
-        match bytemuck::allocation::try_zeroed_slice_box(granted) {
-            Ok(slots) => {
-                if size_of_val(&*slots) >= huge {
-                    ask_for_huge_pages(&slots);
-                }
-                return slots;
-            }
-            // More than there can be: as much as there is will do.
-            Err(()) => granted /= 2,
-        }
-    }
+fn empty_slots(count: usize) -> Option<Box<[Slot]>> {
+    let slots = bytemuck::allocation::try_zeroed_slice_box(count).ok()?;
+    ask_for_huge_pages(&slots);
+    Some(slots)
 }
 
-/// Tables from this size on are better off in huge pages: with small ones, finding the page of a slot takes
-/// about as long as fetching the slot. Below, small pages keep what is resident close to what is used.
-const HUGE: usize = 64 << 20;
-/// The same for a table of which nearly all will be used.
-const HUGE_DENSE: usize = 4 << 20;
+/// A large table is better off in huge pages: with small ones, finding the page of a slot takes about as long as
+/// fetching the slot. Its first part stays in small ones, so that what is resident is close to what is used.
+#[cfg(all(target_os = "linux", not(tollgate_loom)))]
+const SMALL_PAGES: usize = 4 << 20;
 
 #[cfg(all(target_os = "linux", not(tollgate_loom)))]
 fn ask_for_huge_pages(slots: &[Slot]) {
     const PAGE: usize = 2 << 20;
-    let start = (slots.as_ptr() as usize).next_multiple_of(PAGE);
+    let start = (slots.as_ptr() as usize).saturating_add(SMALL_PAGES).next_multiple_of(PAGE);
     let end = (slots.as_ptr() as usize + size_of_val(slots)) / PAGE * PAGE;
     if start < end {
         // SAFETY: the range lies within the slots, which are mapped; the advice changes how they are backed,
@@ -501,12 +685,12 @@ fn ask_for_huge_pages(slots: &[Slot]) {
 fn ask_for_huge_pages(_slots: &[Slot]) {}
 
 #[cfg(tollgate_loom)]
-fn empty_slots(count: usize, _huge: usize) -> Box<[Slot]> {
-    (0..count).map(|_| Slot { tag: AtomicU64::new(EMPTY), word: AtomicU64::new(0) }).collect()
+fn empty_slots(count: usize) -> Option<Box<[Slot]>> {
+    Some((0..count).map(|_| Slot { tag: AtomicU64::new(EMPTY), word: AtomicU64::new(0) }).collect())
 }
 
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("sets", &self.sets).finish_non_exhaustive()
+        f.debug_struct("Table").field("extent", &self.extent).finish_non_exhaustive()
     }
 }
