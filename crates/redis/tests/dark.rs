@@ -20,6 +20,7 @@ async fn limiter(policy: &str) -> (RedisServer, Limiter<Failsafe<tollgate_redis:
     let store = tollgate_redis::RedisStore::builder(server.url())
         .secret("the tests' own")
         .deadline(std::time::Duration::from_secs(5))
+        .max_waiting(1 << 16)
         .build()
         .unwrap();
     store.ready().await.unwrap();

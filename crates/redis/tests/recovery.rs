@@ -142,3 +142,25 @@ async fn the_server_decides_again_when_it_has_all_that_was_given_back_meanwhile(
     assert!(node.charge(&[of(10_000)], None).await.unwrap().allowed, "all places are free");
     assert_eq!(node.in_progress(rule, "alice".into(), None).await.unwrap().other, 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_whose_reply_was_lost_goes_back_with_its_request() {
+    let server = RedisServer::start();
+    let proxy = tollgate_testkit::Proxy::in_front_of(server.port());
+    let store = RedisStore::builder(proxy.url()).secret("the tests' own").deadline(DEADLINE).build().unwrap();
+    let policy = "limiters: { few: { concurrency: 1, per: global } }";
+    let limiter = Limiter::builder().store(Failsafe::new(store)).policy(policy).build().unwrap();
+    for _ in 0..5 {
+        until_exact(limiter.store()).await;
+        drop(limiter.admit(&Facts::default()).await.unwrap());
+        proxy.drop_replies();
+        let permit = limiter.admit(&Facts::default()).await.unwrap();
+        assert!(permit.is_degraded(), "its reply was lost");
+        proxy.pass();
+        drop(permit);
+        let next = limiter.admit(&Facts::default()).await;
+        assert!(next.is_ok(), "nothing else is in progress");
+        drop(next);
+        tokio::time::sleep(2 * DEADLINE).await;
+    }
+}

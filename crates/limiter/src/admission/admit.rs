@@ -340,8 +340,10 @@ impl<S: Store + 'static> Shared<S> {
         }
         let verdict = self.store.charge_in_order(&charges, of.at).await;
         let is_held = verdict.as_ref().is_ok_and(|verdict| {
-            // All limits of a limiter do the same while the store is away.
-            verdict.allowed && passed_open(verdict).next().is_none()
+            // All limits of a limiter do the same while the store is away. A store that answers, but did not in time, may
+            // hold the lease.
+            let may_hold = || charges.first().is_some_and(|charge| self.store.answers_for(charge.key));
+            verdict.allowed && (passed_open(verdict).next().is_none() || may_hold())
         });
         let is_degraded = verdict.as_ref().is_ok_and(|verdict| !verdict.degraded.is_empty());
         if is_degraded {

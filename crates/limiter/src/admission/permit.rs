@@ -412,11 +412,14 @@ impl<S: Store + 'static> Drop for Permit<S> {
         }
         let leases = held.renewed.map(|renewed| self.shared.leases.forget(renewed)).unwrap_or_default();
         for (index, due) in held.toll().dues.iter().enumerate().filter(|(_, due)| due.is_held) {
+            let charge = due.charge(&held.keys, held.lease);
+            // A store that answers, but did not in time, may hold the lease.
             let is_granted = held.ungranted.is_empty()
                 || !held.ungranted.contains(&index)
-                || leases.iter().any(|lease| lease.rule == due.rule && lease.is_granted);
+                || leases.iter().any(|lease| lease.rule == due.rule && lease.is_granted)
+                || self.shared.store.answers_for(charge.key);
             if is_granted {
-                self.shared.give_back(due.charge(&held.keys, held.lease));
+                self.shared.give_back(charge);
             }
         }
     }
