@@ -335,7 +335,7 @@ fn loom_growth_and_taking_a_key_out_split_its_charges() {
 fn loom_growth_goes_on_from_one_doubling_to_the_next() {
     check_growing(
         2,
-        3,
+        2,
         |t, f| charge(t, f, KEY),
         &[
             |t, f| charge(t, f, KEY),
