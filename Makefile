@@ -1,7 +1,7 @@
 # `make test` is what CI runs (.ci/run). Steps go in order and stop at the first failure.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test bench bench-redis bench-admit bench-gateway soak fuzz instructions loom deny fmt \
+.PHONY: help run test bench bench-redis bench-admit bench-gateway flood soak fuzz instructions loom deny fmt \
 	setup format clippy unit docs bench-check optional
 
 CARGO ?= cargo
@@ -33,6 +33,10 @@ bench-gateway: ## measure the gateway beside nginx, HAProxy and Envoy
 	@scripts/bench-setup.sh
 	$(CARGO) build --release
 	$(CARGO) run --manifest-path bench/Cargo.toml --bin gateway -- --tollgate $(TARGET)/release/tollgate
+
+flood: ## what a flood of random keys costs others; writes docs/flood.tsv and docs/flood.svg (minutes)
+	$(CARGO) run --release -p tollgate --example flood -- 1 3 10 30 100 > docs/flood.tsv
+	python3 scripts/plot_flood.py docs/flood.tsv docs/flood-floors.tsv > docs/flood.svg
 
 SOAK_SECONDS ?= 600
 soak: setup ## minutes of mixed traffic on 2,000 connections, with reloads and outages; SOAK_SECONDS=60 for less

@@ -40,12 +40,6 @@ pub trait Algorithm {
     /// A state that is at least as strict as both, now and at every later instant.
     fn join(&self, a: &Self::State, b: &Self::State, now: Timestamp) -> Self::State;
 
-    /// The state of a newcomer that takes over a level left by others: as strict as that level, and as a key
-    /// that begins at `now`.
-    fn inherit(&self, level: &Self::State, _now: Timestamp) -> Self::State {
-        level.clone()
-    }
-
     /// The state under these parameters of a key that was charged under `old` ones until `changed`: what was
     /// used stays used.
     fn convert(&self, old: &Self, state: &Self::State, changed: Timestamp) -> Self::State;

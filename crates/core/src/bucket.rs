@@ -13,6 +13,7 @@ use std::num::NonZero;
 use crate::algorithm::{Algorithm, Packed, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
+use crate::summary::{Summarized, Summary};
 use crate::time::{Nanos, Timestamp};
 
 /// A token bucket, or a leaky bucket.
@@ -262,6 +263,23 @@ impl Algorithm for Bucket {
         // The same number of tokens, in the new units, rounded towards the stricter side.
         let units = (owed as u128 * self.token.get() as u128).div_ceil(old.token.get() as u128);
         Debt { units: u64::try_from(units).unwrap_or(u64::MAX).min(self.full), at: changed }
+    }
+}
+
+impl Summarized for Bucket {
+    fn horizon(&self) -> Nanos {
+        self.time_to_fill()
+    }
+
+    fn summarize(&self, state: &Debt, now: Timestamp) -> Summary {
+        let now = now.max(state.at);
+        let until = now.as_nanos().saturating_add(self.time_for(self.owed(state, now)));
+        Summary { until: Timestamp::from_nanos(until), used: None }
+    }
+
+    fn restore(&self, summary: Summary, now: Timestamp) -> Debt {
+        let units = summary.until.since(now).as_u64().saturating_mul(self.leak.get());
+        Debt { units: units.min(self.full), at: now }
     }
 }
 

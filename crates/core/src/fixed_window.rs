@@ -6,6 +6,7 @@
 use crate::algorithm::{Algorithm, Packed, bits_for, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
+use crate::summary::{Summarized, Summary};
 use crate::time::{Nanos, Timestamp};
 
 /// `limit` units per window.
@@ -199,17 +200,6 @@ impl Algorithm for FixedWindow {
         }
     }
 
-    fn inherit(&self, level: &Window, now: Timestamp) -> Window {
-        let window = self.current(level, now.as_nanos().max(level.start));
-        match self.start {
-            // Its window begins with its own first call, not with somebody else's.
-            WindowStart::FirstCall if window.used > 0 => {
-                Window { start: now.as_nanos().max(window.start), ..window }
-            }
-            _ => *level,
-        }
-    }
-
     fn convert(&self, old: &Self, state: &Window, changed: Timestamp) -> Window {
         let changed = changed.as_nanos().max(state.start);
         let live = old.current(state, changed);
@@ -220,6 +210,30 @@ impl Algorithm for FixedWindow {
         }
         window.used = window.used.min(self.limit);
         window
+    }
+}
+
+impl Summarized for FixedWindow {
+    fn horizon(&self) -> Nanos {
+        self.window()
+    }
+
+    fn summarize(&self, state: &Window, now: Timestamp) -> Summary {
+        let now = now.as_nanos().max(state.start);
+        let window = self.current(state, now);
+        let until = Timestamp::from_nanos(now.saturating_add(self.ends_in(&window, now)));
+        Summary { until, used: Some(window.used) }
+    }
+
+    fn restore(&self, Summary { until, used }: Summary, now: Timestamp) -> Window {
+        let (now, until) = (now.as_nanos(), until.as_nanos());
+        let used = used.unwrap_or(self.limit).min(self.limit);
+        let (start, end) = match self.start {
+            WindowStart::FirstCall => (until.saturating_sub(self.window).min(now), until),
+            // A window ends where the next one begins: what was rounded up is undone.
+            WindowStart::Aligned { offset } => (self.aligned(offset, now), self.aligned(offset, until)),
+        };
+        if used > 0 && end > now { Window { start, used } } else { Window::default() }
     }
 }
 

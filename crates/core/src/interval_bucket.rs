@@ -5,6 +5,7 @@
 use crate::algorithm::{Algorithm, Packed, bits_for, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
+use crate::summary::{Summarized, Summary};
 use crate::time::{Nanos, Timestamp};
 
 /// `refill` tokens at the end of every `period`, up to `capacity`.
@@ -145,15 +146,6 @@ impl Algorithm for IntervalBucket {
         Batch { used: used_a.max(used_b), beat: Some(beat_a.max(beat_b)) }
     }
 
-    fn inherit(&self, level: &Batch, now: Timestamp) -> Batch {
-        let now = Self::clamp(level, now);
-        match self.current(level, now) {
-            (0, _) => Batch::default(),
-            // Its first call sets its beat, not somebody else's.
-            (used, _) => Batch { used, beat: Some(now) },
-        }
-    }
-
     fn convert(&self, old: &Self, state: &Batch, changed: Timestamp) -> Batch {
         let Some(_) = state.beat else {
             return Batch::default();
@@ -163,6 +155,30 @@ impl Algorithm for IntervalBucket {
         // A beat that lies more than a new period back would refill at once what is in use now.
         let beat = if changed - beat < self.period { beat } else { changed };
         Batch { used: used.min(self.capacity), beat: Some(beat) }
+    }
+}
+
+impl Summarized for IntervalBucket {
+    fn horizon(&self) -> Nanos {
+        Nanos::new(self.capacity.div_ceil(self.refill.max(1)).saturating_mul(self.period))
+    }
+
+    fn summarize(&self, state: &Batch, now: Timestamp) -> Summary {
+        let now = Self::clamp(state, now);
+        let (used, beat) = self.current(state, now);
+        let until = now.saturating_add(if used > 0 { self.time_for(used, beat, now) } else { 0 });
+        Summary { until: Timestamp::from_nanos(until), used: Some(used) }
+    }
+
+    fn restore(&self, Summary { until, used }: Summary, now: Timestamp) -> Batch {
+        // What is left comes back with the batches that are still to come.
+        let to_come = until.since(now).as_u64().div_ceil(self.period.max(1));
+        let left = to_come.saturating_mul(self.refill).min(used.unwrap_or(self.capacity)).min(self.capacity);
+        if left == 0 {
+            return Batch::default();
+        }
+        let batches = left.div_ceil(self.refill.max(1)).saturating_mul(self.period);
+        Batch { used: left, beat: Some(until.as_nanos().saturating_sub(batches).min(now.as_nanos())) }
     }
 }
 

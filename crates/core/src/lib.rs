@@ -44,6 +44,7 @@ pub mod outcome;
 pub mod policy;
 pub mod sliding_window;
 pub mod store;
+pub mod summary;
 pub mod time;
 pub mod worker;
 

@@ -522,16 +522,6 @@ impl Limit {
         }
     }
 
-    /// The state of a newcomer that takes over a level left by others.
-    pub fn inherit(&self, level: &State, now: Timestamp) -> State {
-        match (self, level) {
-            (Self::FixedWindow(l), State::Window(s)) => State::Window(l.inherit(s, now)),
-            (Self::IntervalBucket(l), State::Batch(s)) => State::Batch(l.inherit(s, now)),
-            // The others have no phase of their own.
-            _ => level.clone(),
-        }
-    }
-
     /// The state under this limit of a key that was charged under `old` until `changed`. What was used stays
     /// used: the same units where the algorithm stays, the same share of the quota where it changes.
     pub fn convert(&self, old: &Self, state: &State, changed: Timestamp) -> State {

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use crate::algorithm::{Algorithm, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
+use crate::summary::{Summarized, Summary};
 use crate::time::{Nanos, Timestamp};
 
 /// At most `limit` units in any window.
@@ -205,7 +206,7 @@ impl Log {
                 break;
             }
             excess = excess.saturating_sub(entry.weight);
-            wait = entry.at.saturating_add(self.lifetime) - now;
+            wait = entry.at.saturating_add(self.lifetime).saturating_sub(now);
         }
         if cost > 0
             && self.spacing > 0
@@ -220,7 +221,7 @@ impl Log {
         let used = state.sum - self.expired(state, now).0;
         let remaining = self.limit.saturating_sub(used);
         let newest = state.list.back().filter(|newest| self.is_live(newest, now));
-        let reset = newest.map_or(0, |newest| newest.at.saturating_add(self.lifetime) - now);
+        let reset = newest.map_or(0, |newest| newest.at.saturating_add(self.lifetime).saturating_sub(now));
         if fits {
             Outcome::allow(remaining, reset)
         } else {
@@ -336,6 +337,30 @@ impl Algorithm for Log {
             self.record(&mut converted, latest, entry.weight);
         }
         converted
+    }
+}
+
+impl Summarized for Log {
+    fn horizon(&self) -> Nanos {
+        self.lifetime()
+    }
+
+    /// Everything counts for as long as the newest entry does.
+    fn summarize(&self, state: &Entries, now: Timestamp) -> Summary {
+        let used = state.sum - self.expired(state, Self::clamp(state, now)).0;
+        let newest = state.list.back().map_or(0, |newest| newest.at.saturating_add(self.lifetime));
+        Summary { until: Timestamp::from_nanos(newest), used: Some(used) }
+    }
+
+    fn restore(&self, Summary { until, used }: Summary, now: Timestamp) -> Entries {
+        let weight = used.unwrap_or(self.limit);
+        if weight == 0 || until <= now {
+            return Entries::default();
+        }
+        // Entries are whole grains apart, and so was the newest one.
+        let at = until.as_nanos().saturating_sub(self.lifetime).min(now.as_nanos());
+        let at = at - at.checked_rem(self.grain).unwrap_or(0);
+        Entries { list: VecDeque::from([Entry { at, weight }]), sum: weight }
     }
 }
 

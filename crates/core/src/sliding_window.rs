@@ -6,6 +6,7 @@
 use crate::algorithm::{Algorithm, Packed, bits_for, divide, share};
 use crate::error::{LimitError, MAX_PRODUCT, time_within, within};
 use crate::outcome::Outcome;
+use crate::summary::{Summarized, Summary};
 use crate::time::{Nanos, Timestamp};
 
 /// `limit` units in a window that slides.
@@ -183,6 +184,35 @@ impl Algorithm for SlidingWindow {
         // says is in use stays in use.
         let used = old.estimated(&rolled, changed);
         TwoWindows { index: self.index(changed), current: used.min(self.limit), previous: 0 }
+    }
+}
+
+impl Summarized for SlidingWindow {
+    fn horizon(&self) -> Nanos {
+        Nanos::new(self.window.saturating_mul(2))
+    }
+
+    fn summarize(&self, state: &TwoWindows, now: Timestamp) -> Summary {
+        let now = self.clamp(state, now);
+        let rolled = self.roll(state, now);
+        let end = now.saturating_add(self.window - self.into(now));
+        let (until, used) = match rolled.current {
+            0 => (end, rolled.previous),
+            _ => (end.saturating_add(self.window), self.estimated(&rolled, now)),
+        };
+        Summary { until: Timestamp::from_nanos(until), used: Some(used) }
+    }
+
+    fn restore(&self, Summary { until, used }: Summary, now: Timestamp) -> TwoWindows {
+        let used = used.unwrap_or(self.limit).min(self.limit);
+        let index = self.index(now.as_nanos());
+        // It ends where a window begins: what was rounded up is undone.
+        match self.index(until.as_nanos()).saturating_sub(index) {
+            0 => TwoWindows::default(),
+            _ if used == 0 => TwoWindows::default(),
+            1 => TwoWindows { index, current: 0, previous: used },
+            _ => TwoWindows { index, current: used, previous: 0 },
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod policy_path;
 mod policy_plan;
 mod policy_read;
 mod policy_warnings;
+mod summary;
 mod time;
 mod verdict;
 mod worker;

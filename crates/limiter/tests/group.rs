@@ -76,7 +76,7 @@ proptest! {
         start in any_start(),
         exact in any::<bool>(),
     ) {
-        let builder = MemoryStore::builder().max_bytes(256 << 10);
+        let builder = MemoryStore::builder().max_bytes(1 << 20);
         let store = if exact { builder.exact_keys() } else { builder }.build();
         let mut model = Model::default();
         let rules: Vec<Rule> = specs.iter().enumerate().map(|(family, spec)| {

@@ -103,7 +103,7 @@ proptest! {
         seed in any::<u64>(),
         capacity in 1..200_u64,
     ) {
-        let builder = MemoryStore::builder().max_bytes(kib << 10);
+        let builder = MemoryStore::builder().max_bytes((kib << 10) * 10 / 3);
         let store = if exact { builder.exact_keys() } else { builder }.build();
         let ttl = 1000;
         let rule = store.define("leases", Spec::new(Leases, capacity, 1, ttl).limit());

@@ -5,6 +5,7 @@ mod common;
 mod counts;
 mod eviction;
 mod failsafe;
+mod fairness;
 mod flood;
 mod group;
 mod growth;

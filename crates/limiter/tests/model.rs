@@ -103,7 +103,7 @@ fn world(kinds: &'static [Kind], mixed: bool) -> impl Strategy<Value = World> {
 
 /// A store in which keys are near each other and nothing has to be evicted.
 fn store(exact: bool, clock: &ManualClock) -> MemoryStoreBuilder {
-    let store = MemoryStore::builder().max_bytes(64 << 10).clock(clock.clone());
+    let store = MemoryStore::builder().max_bytes(256 << 10).clock(clock.clone());
     if exact { store.exact_keys() } else { store }
 }
 

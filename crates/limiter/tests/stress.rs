@@ -143,7 +143,7 @@ fn stress_a_tiny_table_never_admits_more_than_the_limit() {
         for exact in [false, true] {
             let spec = Spec::new(kind, 5, 1, HOUR);
             let clock = ManualClock::at(at(TODAY));
-            let builder = MemoryStore::builder().max_bytes(8 << 10).clock(clock);
+            let builder = MemoryStore::builder().max_bytes(28 << 10).clock(clock);
             let builder = if exact { builder.exact_keys() } else { builder };
             let limiter = RateLimiter::builder(spec.quota()).own_store(builder).build();
             let admitted: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();

@@ -25,6 +25,8 @@ use crate::clock::{AnyClock, Clock};
 #[must_use = "a builder does nothing until `build`"]
 pub struct MemoryStoreBuilder {
     max_bytes: usize,
+    /// How many percent of the ceiling are for evicted keys.
+    evicted_share: u8,
     exact: bool,
     seed: Option<u64>,
     clock: AnyClock,
@@ -32,7 +34,7 @@ pub struct MemoryStoreBuilder {
 
 impl Default for MemoryStoreBuilder {
     fn default() -> Self {
-        Self { max_bytes: 64 << 20, exact: false, seed: None, clock: AnyClock::default() }
+        Self { max_bytes: 64 << 20, evicted_share: 70, exact: false, seed: None, clock: AnyClock::default() }
     }
 }
 
@@ -45,8 +47,9 @@ impl MemoryStoreBuilder {
     ///
     /// The store starts small and grows as keys come: address space is reserved at once, memory is used only where
     /// there are keys. Expect 26 to 32 bytes for every key in use under a small limit, whatever the key's length.
-    /// Small states (buckets, windows) and large ones (logs, requests in progress) share the ceiling; each of the two
-    /// kinds can take up to seven eighths of it.
+    /// Small states (buckets, windows) and large ones (logs, requests in progress) share 30 % of the ceiling; each of the
+    /// two kinds can take up to seven eighths of that. From there on keys are evicted, and what is remembered of them takes up to
+    /// the other 70 %, at four bytes a key.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
@@ -57,16 +60,18 @@ impl MemoryStoreBuilder {
         self
     }
 
-    /// A ceiling that holds `keys` keys in use under one small limit, with few evictions.
+    /// A ceiling that holds `keys` keys in use under one small limit, with few evictions, and remembers nearly as many
+    /// evicted ones.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
     /// let store = MemoryStore::builder().expected_keys(1_000_000).build();
     /// assert!(store.stats().max_bytes < 32 << 20);
     /// ```
-    pub fn expected_keys(self, keys: usize) -> Self {
-        // The table may take seven eighths of the ceiling: 25.8 bytes for each key.
-        self.max_bytes(keys.saturating_mul(30).saturating_add(16 * 1024))
+    pub fn expected_keys(mut self, keys: usize) -> Self {
+        self.evicted_share = 10;
+        // The table may take seven eighths of the rest: 26 bytes for each key.
+        self.max_bytes(keys.saturating_mul(33).saturating_add(20 * 1024))
     }
 
     /// Keeps whole keys instead of fingerprints: no two keys ever share a bucket, keys count towards the
@@ -120,10 +125,12 @@ impl MemoryStoreBuilder {
     /// assert_eq!(store.count_keys(None), 0);
     /// ```
     pub fn build(self) -> MemoryStore {
-        let floor_bytes = self.max_bytes / 64;
-        let budget = Arc::new(Budget::new(self.max_bytes - floor_bytes, !self.exact));
+        let evicted_bytes = self.max_bytes / 100 * usize::from(self.evicted_share);
+        // The smallest stores need most of it for what is exact.
+        let evicted_bytes = evicted_bytes.min(self.max_bytes.saturating_sub(3 * MIN_BYTES / 4));
+        let budget = Arc::new(Budget::new(self.max_bytes - evicted_bytes, !self.exact));
         MemoryStore {
-            rules: Rules::with_floor_bytes(floor_bytes),
+            rules: Rules::with_evicted_bytes(evicted_bytes),
             shards: Shards::new(Arc::clone(&budget), self.exact),
             tables: !self.exact,
             table: Table::new(Arc::clone(&budget)),

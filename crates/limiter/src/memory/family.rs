@@ -140,32 +140,11 @@ impl MemoryStore {
         adopted
     }
 
-    /// The state that a newcomer to the table inherits: what was evicted from its sets under its own rule,
-    /// and under the others of its family.
-    pub(super) fn floor<A: Packed>(
-        &self,
-        algorithm: &A,
-        target: &Target<'_>,
-        now: Timestamp,
-        shard: Option<&mut Shard>,
-    ) -> A::State {
+    /// The state of a key that is not in the table: what is remembered of it if it was evicted, else a fresh one.
+    pub(super) fn recall<A: Packed>(&self, target: &Target<'_>, algorithm: &A, now: Timestamp) -> A::State {
         let Target { rule, record, hash, .. } = *target;
-        let (sets, of) = (self.table.sets_of(self.table.place(hash)), self.table.sets());
-        let floor = record.floor_state(algorithm, sets, of, now);
-        if !record.has_siblings() {
-            return floor;
-        }
-        let in_table = self.rules.family_floor(rule, record, sets, of, now);
-        let in_maps = shard.map(|shard| shard.floor(&self.rules, target, now));
-        in_table.into_iter().chain(in_maps).fold(floor, |floor, state| {
-            algorithm.join(&floor, &algorithm.unpack(record.base(), record.pack(&state)), now)
-        })
-    }
-
-    /// What was evicted from the table under rules of the family of a rule that lives in the maps.
-    pub(super) fn floor_in_table(&self, target: &Target<'_>, now: Timestamp) -> Option<State> {
-        let sets = self.table.sets_of(self.table.place(target.hash));
-        self.rules.family_floor(target.rule, target.record, sets, self.table.sets(), now)
+        let state = self.rules.recall(rule, record, hash, now);
+        state.map_or_else(A::State::default, |state| algorithm.unpack(record.base(), record.pack(&state)))
     }
 
     /// The tags that a key has under rules of its family.

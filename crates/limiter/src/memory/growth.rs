@@ -25,7 +25,7 @@
 //! Slots correspond to each other, so what ends a search is kept: a slot of the new set is empty only if that of the
 //! old set is, and then no key that moves was ever put further on than there.
 
-use super::table::{SETS, Table, Tag, scale};
+use super::table::{SETS, Table, scale};
 use crate::sync::{AtomicU64, Lock, LockGuard, Ordering, pause};
 
 /// Sets by which the table grows when a key finds its own set in use, and when it finds the next one in use too. More
@@ -111,12 +111,6 @@ impl Extent {
             *neighbour = *line ^ 1;
         }
         lines
-    }
-
-    /// The line that a slot of `line` will be in when the table is as large as it can be.
-    pub(super) fn last_line_of(&self, line: usize, tag: Tag) -> usize {
-        let rows = self.max / self.row;
-        line % self.row + (tag.row_bits() as usize & (rows - 1)) * self.row
     }
 
     /// Whether a key has one of the sets that a split is making at this moment. Under a lock the answer holds until the
@@ -235,7 +229,7 @@ impl Table {
     fn split(&self, from: usize, into: usize, bit: u64) {
         let (Some(from), Some(into)) = (self.line(from), self.line(into)) else { return };
         for (old, new) in from.iter().zip(into) {
-            while !Self::split_slot(old, new, |tag| tag.row_bits() & bit != 0) {
+            while !Self::split_slot(old, new, |tag| tag.hash() & bit != 0) {
                 // Changing hands, or charged at this moment.
                 pause();
             }

@@ -32,7 +32,7 @@ impl Judge for Floors {
         if word == 0 { Worth::Idle } else { Worth::Live(word) }
     }
 
-    fn evict(&self, tag: Tag, word: u64, _set: usize) {
+    fn evict(&self, tag: Tag, word: u64) {
         for (known, floor) in &self.0 {
             if *known == tag {
                 floor.fetch_max(word, Ordering::AcqRel);
@@ -56,7 +56,7 @@ fn charge(table: &Table, floors: &Floors, hash: u64) {
     }
     let count = floors.of(hash) + 1;
     if !table.put(place, tag, count, count, floors) {
-        floors.evict(tag, count, 0);
+        floors.evict(tag, count);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod budget;
 mod builder;
+mod evicted;
 mod family;
 mod group;
 mod growth;
@@ -50,10 +51,11 @@ use crate::clock::{AnyClock, Clock, SystemClock};
 ///
 /// # Eviction
 ///
-/// An idle entry is worth nothing and its place is taken first. When all places of a key are in use, the state
-/// that carries least is forgotten and counted ([`Stats::evictions`]). Its level is left behind as the floor
-/// from which newcomers to that part of the table start: a key that was refused is never let in sooner for having
-/// been forgotten.
+/// An idle entry is worth nothing and its place is taken first. When all places of a key are in use, entries make room that were
+/// made by one request, then those of exhausted keys; all others stay. What was evicted is counted ([`Stats::evictions`])
+/// and remembered in four bytes, rounded up, so a rejected key is never let in sooner for having been evicted. Up to about ten
+/// times as many keys as fit are remembered that way. In a fuller store, one-request keys are forgotten first, and exhausted
+/// keys stay rejected at the price of some new keys that are rejected with them.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -106,7 +108,7 @@ pub struct Stats {
     pub bytes: usize,
     /// The ceiling.
     pub max_bytes: usize,
-    /// States forgotten while they still mattered, since the start. Their levels were kept as floors.
+    /// States that had to make room while they still mattered, since the start. What is remembered of them is rounded up.
     pub evictions: u64,
     /// Calls that were let through because the store had no room left for requests in progress.
     pub failed_open: u64,
@@ -133,7 +135,8 @@ pub(crate) struct Held {
 }
 
 impl MemoryStore {
-    /// A store with room for about two million keys in 64 MiB. It starts with about 100 KiB.
+    /// A store of 64 MiB: room for about 700,000 keys exactly, and for ten million more to within one request. It starts
+    /// with about 100 KiB.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
@@ -233,6 +236,7 @@ impl MemoryStore {
         for tag in self.family_in_table(place, record) {
             self.table.extract(place, tag);
         }
+        self.rules.forget_evicted(target.hash);
         Ok(())
     }
 
@@ -298,7 +302,7 @@ impl MemoryStore {
     pub fn stats(&self) -> Stats {
         let evictions = self.shards.evictions();
         Stats {
-            bytes: self.budget.used(),
+            bytes: self.budget.used() + self.rules.evicted_bytes(),
             max_bytes: self.max_bytes,
             evictions: self.evictions.load(Ordering::Relaxed) + evictions,
             failed_open: self.failed_open.load(Ordering::Relaxed),
@@ -443,7 +447,7 @@ impl MemoryStore {
     }
 
     fn judge(&self, now: Timestamp) -> JudgeAt<'_> {
-        JudgeAt { rules: &self.rules, now, sets: self.table.sets(), evictions: &self.evictions }
+        JudgeAt { rules: &self.rules, now, evictions: &self.evictions }
     }
 }
 

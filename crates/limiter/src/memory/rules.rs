@@ -11,11 +11,12 @@ use parking_lot::Mutex;
 use tollgate_core::algorithm::{Algorithm, Packed};
 use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::{KeyRef, Kind};
-use tollgate_core::limit::{self, Ask, Op, State};
+use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::Rule;
-use tollgate_core::{Limit, Outcome, Timestamp};
+use tollgate_core::{Limit, Nanos, Outcome, Timestamp};
 
-use super::table::{Judge, MAX_RULES, SETS, Tag, Worth};
+use super::evicted::{Cause, Evicted, Shape};
+use super::table::{Judge, MAX_RULES, Tag, Worth};
 
 /// Changes that a state is taken through one by one. If there were more, the later ones count as one, so that what a key
 /// costs does not grow with the number of changes.
@@ -55,19 +56,18 @@ pub(crate) struct Record {
     heir: AtomicU32,
     /// A record further down the links, to get to the last one soon.
     shortcut: AtomicU32,
-    /// The highest states evicted, by groups of sets: newcomers start from there.
-    floors: OnceLock<Box<[AtomicU64]>>,
-    /// Whether the family knows of its floors.
-    is_floored: AtomicBool,
+    /// How its states are remembered when they are evicted.
+    shape: Option<Shape>,
+    /// Whether the family knows that something was evicted under this rule.
+    has_evicted: AtomicBool,
 }
 
 /// All rules of a store. They are only ever added.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Rules {
     records: boxcar::Vec<Arc<Record>>,
     families: Mutex<HashMap<String, Arc<Family>>>,
-    /// Bytes that floors may still take.
-    floor_bytes: AtomicUsize,
+    evicted: Evicted,
 }
 
 /// Rules that share what a key has used.
@@ -77,10 +77,10 @@ pub(crate) struct Family {
     pub(crate) salt: u64,
     /// Its rules by limit and label, but for those that have successors.
     known: Mutex<HashMap<(Limit, Box<str>), u32>>,
-    /// Rules under which something was evicted, plus one. A key that was forgotten under one limit and comes back under
-    /// another meets the floors of so many: what it costs must not grow with the number of limits.
-    floored: [AtomicU32; 16],
-    next_floored: AtomicUsize,
+    /// The latest rules under which something was evicted, plus one. A key that was evicted under one limit and comes back
+    /// under another is looked for under so many: what that costs must not grow with the number of limits.
+    evicted_under: [AtomicU32; 16],
+    next_evicted: AtomicUsize,
     /// Whether there ever was a member, and more than one.
     inhabited: AtomicBool,
     shared: AtomicBool,
@@ -96,8 +96,8 @@ impl Family {
         Self {
             salt,
             known: Mutex::default(),
-            floored: Default::default(),
-            next_floored: AtomicUsize::new(0),
+            evicted_under: Default::default(),
+            next_evicted: AtomicUsize::new(0),
             inhabited: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             places: AtomicU64::new(0),
@@ -232,16 +232,6 @@ impl Record {
         }
     }
 
-    /// What was evicted under the record that came before still counts.
-    fn inherit_floors(&self, old: &Self, now: Timestamp) {
-        let Some(floors) = old.floors.get() else { return };
-        let inherit = |floor: &AtomicU64| match floor.load(Ordering::Acquire) {
-            0 => 0,
-            word => self.pack(&self.limit.convert(&old.limit, &old.unpack(word), now)),
-        };
-        let _ = self.floors.set(floors.iter().map(|floor| AtomicU64::new(inherit(floor))).collect());
-    }
-
     /// A record further down the links, the last one that is known.
     fn further(&self) -> Option<u32> {
         Some(self.shortcut.load(Ordering::Acquire).max(*self.successor.get()?))
@@ -296,60 +286,17 @@ impl Record {
             _ => 0,
         }
     }
-
-    fn floor(&self, set: usize, of: usize) -> Option<&AtomicU64> {
-        let floors = self.floors.get()?;
-        floors.get(set * floors.len() / of.max(1))
-    }
-
-    /// What was evicted from these sets; fresh if nothing was.
-    pub(crate) fn floor_state<A: Packed>(
-        &self,
-        algorithm: &A,
-        sets: [usize; SETS],
-        of: usize,
-        now: Timestamp,
-    ) -> A::State {
-        let words = sets.iter().filter_map(|set| Some(self.floor(*set, of)?.load(Ordering::Acquire)));
-        let floors = words.filter(|word| *word != 0).map(|word| algorithm.unpack(self.base(), word));
-        floors.reduce(|a, b| algorithm.join(&a, &b, now)).unwrap_or_default()
-    }
-
-    /// Lets `step` change the floor itself; the answer is that of the step that was kept.
-    pub(crate) fn on_floor<A: Packed, R>(
-        &self,
-        algorithm: &A,
-        set: usize,
-        of: usize,
-        mut step: impl FnMut(&mut A::State) -> R,
-    ) -> Option<R> {
-        let floor = self.floor(set, of)?;
-        let base = self.base();
-        let mut word = floor.load(Ordering::Acquire);
-        loop {
-            let mut state = if word == 0 { A::State::default() } else { algorithm.unpack(base, word) };
-            let before = state;
-            let result = step(&mut state);
-            if state == before {
-                return Some(result);
-            }
-            match floor.compare_exchange(
-                word,
-                algorithm.pack(base, state),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => return Some(result),
-                Err(seen) => word = seen,
-            }
-        }
-    }
 }
 
 impl Rules {
-    /// No rules yet, and so many bytes for the floors of those to come.
-    pub(crate) fn with_floor_bytes(bytes: usize) -> Self {
-        Self { floor_bytes: AtomicUsize::new(bytes), ..Self::default() }
+    /// No rules yet, and so many bytes for what is remembered of evicted keys.
+    pub(crate) fn with_evicted_bytes(bytes: usize) -> Self {
+        Self { records: boxcar::Vec::new(), families: Mutex::default(), evicted: Evicted::with_bytes(bytes) }
+    }
+
+    /// Bytes in use for evicted keys.
+    pub(crate) fn evicted_bytes(&self) -> usize {
+        self.evicted.bytes()
     }
 
     pub(crate) fn get(&self, rule: u32) -> Option<&Record> {
@@ -400,8 +347,8 @@ impl Rules {
             successor: OnceLock::new(),
             heir: AtomicU32::new(0),
             shortcut: AtomicU32::new(0),
-            floors: OnceLock::new(),
-            is_floored: AtomicBool::new(false),
+            shape: Shape::of(&limit),
+            has_evicted: AtomicBool::new(false),
         });
         let added = self.records.push(Arc::clone(&record)) as u32;
         let kept_in = if in_table { &family.has_words } else { &family.has_maps };
@@ -489,24 +436,38 @@ impl Rules {
         state
     }
 
-    /// What was evicted from these sets under other rules of a rule's family, in the rule's own terms.
-    pub(crate) fn family_floor(
-        &self,
-        rule: u32,
-        record: &Record,
-        sets: [usize; SETS],
-        of: usize,
-        now: Timestamp,
-    ) -> Option<State> {
-        let floored =
-            record.family.floored.iter().filter_map(|rule| rule.load(Ordering::Acquire).checked_sub(1));
-        let others = floored.filter(|other| *other != rule);
-        let floors = others.flat_map(|other| sets.map(|set| (other, set))).filter_map(|(member, set)| {
+    /// Remembers a key whose state has no room, in the terms of the rule in force.
+    pub(crate) fn remember(&self, rule: u32, hash: u64, state: State, cause: Cause, now: Timestamp) {
+        let Some((newest, heir)) = self.in_force(rule) else { return };
+        let state = self.carry(rule, state, newest, now);
+        if let (Some(shape), Some(summary)) = (heir.shape, heir.limit.summarize(&state, now)) {
+            let next = heir.limit.estimate(&state, now, Ask::from(1));
+            let is_exhausted = next.is_some_and(|outcome| !outcome.allowed);
+            self.note_evicted(newest, heir);
+            self.evicted.remember(hash, shape, summary, is_exhausted, cause, now);
+        }
+    }
+
+    /// The state of an evicted key under a rule of its family.
+    pub(crate) fn recall(&self, rule: u32, record: &Record, hash: u64, now: Timestamp) -> Option<State> {
+        if !record.has_siblings() {
+            let summary = self.evicted.recall(hash, record.shape?, now)?;
+            return Some(record.limit.restore(summary, now));
+        }
+        let members = record.family.evicted_under.iter();
+        let members = members.filter_map(|member| member.load(Ordering::Acquire).checked_sub(1));
+        let states = members.filter_map(|member| {
             let other = self.get(member)?;
-            let word = other.floor(set, of)?.load(Ordering::Acquire);
-            (word != 0).then(|| self.carry(member, other.unpack(word), rule, now))
+            let changed = other.changed(now);
+            let summary = self.evicted.recall(hash, other.shape?, changed)?;
+            Some(self.carry(member, other.limit.restore(summary, changed), rule, now))
         });
-        floors.reduce(|a, b| record.limit.join(&a, &b, now))
+        states.reduce(|a, b| record.limit.join(&a, &b, now))
+    }
+
+    /// Forgets a key that was evicted, under all rules of its family.
+    pub(crate) fn forget_evicted(&self, hash: u64) {
+        self.evicted.forget(hash);
     }
 
     fn succeed(&self, record: &Record, limit: Limit, now: Timestamp, tables: bool) {
@@ -518,23 +479,8 @@ impl Rules {
         record.superseded.store(now.as_nanos(), Ordering::Release);
         if heir.in_table {
             heir.begin(now);
-            heir.inherit_floors(record, now);
         }
         let is_itself = |rule: u32| self.get(rule).is_some_and(|known| std::ptr::eq(known, record));
-        if heir.in_table && heir.floors.get().is_some() {
-            // The floors of the old one are in those of its heir.
-            let place = record.family.floored.iter().find(|rule| match rule.load(Ordering::Acquire) {
-                0 => false,
-                rule => is_itself(rule - 1),
-            });
-            match place {
-                Some(place) => {
-                    heir.is_floored.store(true, Ordering::Release);
-                    place.store(next + 1, Ordering::Release);
-                }
-                None => self.floored(next, &heir),
-            }
-        }
         let mut known = record.family.known.lock();
         let this = (record.limit, record.label.clone());
         if known.get(&this).is_some_and(|rule| is_itself(*rule)) {
@@ -573,64 +519,19 @@ impl Rules {
         }
     }
 
-    /// Makes room for a record's floors, as long as there are bytes left for them.
-    fn floors<'a>(&self, record: &'a Record, sets: usize) -> &'a [AtomicU64] {
-        record.floors.get_or_init(|| {
-            let want = (sets / 16).clamp(1, 4096);
-            let bytes = want * size_of::<AtomicU64>();
-            let granted = self
-                .floor_bytes
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes))
-                .is_ok();
-            (0..if granted { want } else { 1 }).map(|_| AtomicU64::new(0)).collect()
-        })
-    }
-
-    /// Lets the family know that a rule has floors. The latest few are remembered.
-    fn floored(&self, rule: u32, record: &Record) {
+    /// Lets the family know that something was evicted under a rule.
+    fn note_evicted(&self, rule: u32, record: &Record) {
         let is_known =
-            record.is_floored.load(Ordering::Relaxed) || record.is_floored.swap(true, Ordering::AcqRel);
-        let Family { floored, next_floored, .. } = &*record.family;
-        let place = next_floored.load(Ordering::Relaxed) % floored.len();
-        if let Some(place) = floored.get(place).filter(|_| !is_known) {
-            next_floored.fetch_add(1, Ordering::Relaxed);
+            record.has_evicted.load(Ordering::Relaxed) || record.has_evicted.swap(true, Ordering::AcqRel);
+        let Family { evicted_under, next_evicted, .. } = &*record.family;
+        let place = next_evicted.load(Ordering::Relaxed) % evicted_under.len();
+        if let Some(place) = evicted_under.get(place).filter(|_| !is_known) {
+            next_evicted.fetch_add(1, Ordering::Relaxed);
             let before = place.swap(rule + 1, Ordering::AcqRel).checked_sub(1);
             if let Some(before) = before.and_then(|before| self.get(before)) {
-                before.is_floored.store(false, Ordering::Release);
+                before.has_evicted.store(false, Ordering::Release);
             }
         }
-    }
-
-    /// Raises the floor of a set to a state that is about to be forgotten.
-    pub(crate) fn raise_floor(&self, tag: Tag, word: u64, set: usize, of: usize, now: Timestamp) {
-        let Some(record) = self.get(tag.rule()) else {
-            return;
-        };
-        let state = record.unpack(word);
-        // What was charged under a rule that has changed comes back under the one in force. If that one's states
-        // are no words, the floor stays where it is and is looked up as the family's.
-        let (newest, heir) = match self.in_force(tag.rule()) {
-            Some((newest, heir)) if heir.in_table => (newest, heir),
-            _ => (tag.rule(), record),
-        };
-        let state = self.carry(tag.rule(), state, newest, now);
-        self.floors(heir, of);
-        self.floored(newest, heir);
-        macro_rules! raise {
-            ($algorithm:expr, $state:expr) => {
-                heir.on_floor($algorithm, set, of, |floor| {
-                    // Under a rule that is no longer in force nothing has been refilled since it was.
-                    *floor = $algorithm.join(floor, $state, heir.changed(now));
-                })
-            };
-        }
-        match (&heir.limit, &state) {
-            (Limit::Bucket(a), State::Debt(s)) => raise!(a, s),
-            (Limit::FixedWindow(a), State::Window(s)) => raise!(a, s),
-            (Limit::SlidingWindow(a), State::TwoWindows(s)) => raise!(a, s),
-            (Limit::IntervalBucket(a), State::Batch(s)) => raise!(a, s),
-            _ => None,
-        };
     }
 
     /// What a word of the table is worth, under the rule in force.
@@ -640,18 +541,10 @@ impl Rules {
             && newest != tag.rule()
         {
             let state = self.carry(tag.rule(), record.unpack(word), newest, now);
-            return match heir.limit.is_idle(&state, now) {
-                true => Worth::Idle,
-                false => Worth::Live(heir.limit.level(&state, now)),
-            };
+            return worth_of_state(&heir.limit, &state, now);
         }
         fn weigh<A: Packed>(algorithm: &A, base: Timestamp, word: u64, now: Timestamp) -> Worth {
-            let state = algorithm.unpack(base, word);
-            if limit::is_idle(algorithm, &state, now) {
-                Worth::Idle
-            } else {
-                Worth::Live(algorithm.level(&state, now))
-            }
+            worth_of(algorithm, &algorithm.unpack(base, word), now)
         }
         on_word!(record, a => weigh(a, record.base(), word, now), else Worth::Idle)
     }
@@ -668,6 +561,35 @@ impl Rules {
     }
 }
 
+/// A state whose next request is rejected. Little has to be remembered for that.
+const EXHAUSTED: u64 = 1;
+/// A state that one request made. Forgetting it costs at most one request.
+const TRIVIAL: u64 = 2;
+/// Any other state in use.
+const COUNTED: u64 = 3;
+
+/// Which states make room for others: idle ones first, then exhausted, then trivial ones. One that is worth as much as
+/// a newcomer stays, so that a flood of new keys does not displace earlier ones.
+fn worth_by(outcome: &Outcome, capacity: u64) -> Worth {
+    match outcome.remaining {
+        _ if outcome.reset_after == Nanos::ZERO => Worth::Idle,
+        0 => Worth::Live(EXHAUSTED),
+        left if left >= capacity.saturating_sub(1) => Worth::Live(TRIVIAL),
+        _ => Worth::Live(COUNTED),
+    }
+}
+
+/// What a state of an algorithm is worth.
+pub(crate) fn worth_of<A: Algorithm>(algorithm: &A, state: &A::State, now: Timestamp) -> Worth {
+    worth_by(&algorithm.estimate(state, now, 0), algorithm.capacity())
+}
+
+/// What a state of a limit is worth; one of another algorithm, nothing.
+pub(crate) fn worth_of_state(limit: &Limit, state: &State, now: Timestamp) -> Worth {
+    let outcome = limit.estimate(state, now, Ask::from(0));
+    outcome.map_or(Worth::Idle, |outcome| worth_by(&outcome, limit.capacity()))
+}
+
 /// Lets [`on_word!`] look at a limit that has no record yet.
 struct RecordOf {
     limit: Limit,
@@ -677,7 +599,6 @@ struct RecordOf {
 pub(crate) struct JudgeAt<'a> {
     pub(crate) rules: &'a Rules,
     pub(crate) now: Timestamp,
-    pub(crate) sets: usize,
     pub(crate) evictions: &'a AtomicU64,
 }
 
@@ -686,8 +607,17 @@ impl Judge for JudgeAt<'_> {
         self.rules.worth(tag, word, self.now)
     }
 
-    fn evict(&self, tag: Tag, word: u64, set: usize) {
+    fn evict(&self, tag: Tag, word: u64) {
+        self.remember(tag, word, Cause::Evicted);
+    }
+}
+
+impl JudgeAt<'_> {
+    /// Remembers a key that is not in the table.
+    pub(crate) fn remember(&self, tag: Tag, word: u64, cause: Cause) {
         self.evictions.fetch_add(1, Ordering::Relaxed);
-        self.rules.raise_floor(tag, word, set, self.sets, self.now);
+        if let Some(record) = self.rules.get(tag.rule()) {
+            self.rules.remember(tag.rule(), tag.hash(), record.unpack(word), cause, self.now);
+        }
     }
 }

@@ -1,24 +1,26 @@
 //! States larger than a word, and exact keys: maps behind locks, sharded by hash, under a ceiling in bytes.
 //!
 //! Nothing sweeps them. Every new key looks at a few entries in passing and drops the idle ones, so that what
-//! is kept follows what is in use. At the ceiling the entry that carries least makes room and leaves its state
-//! as the floor from which newcomers of its rule start. Requests in progress are never forgotten.
+//! is kept follows what is in use. At the ceiling the entry that is worth least makes room and is remembered as
+//! [`evicted`](super::evicted). Requests in progress are never evicted.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 use tollgate_core::concurrency::InProgress;
-use tollgate_core::key::{Key, KeyRef, Kind};
+use tollgate_core::key::{Key, KeyRef};
 use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::StoreError;
 use tollgate_core::{Outcome, Timestamp};
 
 use super::budget::Budget;
+use super::evicted::Cause;
 use super::family::Moves;
-use super::rules::{Record, Rules};
+use super::rules::{Record, Rules, worth_of_state};
+use super::table::Worth;
 
 /// The maps.
 #[derive(Debug)]
@@ -42,18 +44,6 @@ pub(crate) struct Target<'a> {
     pub(crate) key: KeyRef<'a>,
 }
 
-/// What is kept outside of the maps of a key under other rules of its family.
-#[derive(Debug, Default)]
-pub(crate) struct Elsewhere {
-    /// Its state, which now moves here.
-    pub(crate) state: Option<State>,
-    /// What was evicted near it.
-    pub(crate) floor: Option<State>,
-}
-
-/// Bytes that a floor may take.
-const FLOOR_BYTES: usize = 1024;
-
 /// What is wanted of a state, and when.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
@@ -75,8 +65,6 @@ impl<'a> Call<'a> {
 pub(crate) struct Shard {
     index: HashTable<u32>,
     entries: Vec<Entry>,
-    /// The highest states evicted, by family, and the rule of each.
-    floors: HashMap<u64, (u32, State)>,
     budget: Arc<Budget>,
     /// Bytes of the list and the index themselves, as the budget knows them.
     own_bytes: usize,
@@ -111,11 +99,6 @@ const SEARCH: usize = 16;
 
 /// What an allocator adds to what it is asked for, at most.
 const ALLOCATION: usize = 24;
-
-/// Bytes of a floor.
-fn floor_bytes(floor: &(u32, State)) -> usize {
-    size_of_val(floor) + size_of::<u64>() + allocated(floor.1.heap_bytes())
-}
 
 /// Bytes of an allocation of this size.
 fn allocated(bytes: usize) -> usize {
@@ -169,8 +152,8 @@ impl Shards {
         shard.entry(position).filter(|entry| entry.rule == target.rule).map(|_| position)
     }
 
-    /// Does `op` to a state, in its locked shard. `elsewhere` yields what is kept outside of the maps of a key that is
-    /// not here.
+    /// Does `op` to a state, in its locked shard. `elsewhere` yields the state that a key has in the table, under another
+    /// rule of its family.
     #[inline]
     pub(crate) fn apply(
         &self,
@@ -178,7 +161,7 @@ impl Shards {
         rules: &Rules,
         target: &Target<'_>,
         call: &Call<'_>,
-        elsewhere: impl Fn(Moves) -> Elsewhere,
+        elsewhere: impl Fn(Moves) -> Option<State>,
     ) -> Result<Outcome, StoreError> {
         let Some(position) = shard.find(target, self.exact) else {
             return self.apply_to_newcomer(shard, rules, target, call, elsewhere);
@@ -242,11 +225,11 @@ impl Shards {
         rules: &Rules,
         target: &Target<'_>,
         call: &Call<'_>,
-        elsewhere: impl Fn(Moves) -> Elsewhere,
+        elsewhere: impl Fn(Moves) -> Option<State>,
     ) -> Result<Outcome, StoreError> {
         let Call { op, ask: &ask, now, taken } = *call;
         let limit = &target.record.limit;
-        let Elsewhere { state: before, floor } = elsewhere(Moves::No);
+        let before = elsewhere(Moves::No);
         let must_put = before.is_some();
         let state = match before {
             Some(before) => {
@@ -256,20 +239,12 @@ impl Shards {
                 if state == before {
                     return Ok(outcome);
                 }
-                elsewhere(Moves::Yes).state
+                elsewhere(Moves::Yes)
             }
             None => None,
         };
-        if !must_put
-            && floor.is_none()
-            && let Some(outcome) = shard.refuse_by_floor(target, call)
-        {
-            return Ok(outcome);
-        }
-        let mut state = state.unwrap_or_else(|| {
-            let own = shard.floor(rules, target, now);
-            limit.inherit(&floor.map_or_else(|| own.clone(), |other| limit.join(&own, &other, now)), now)
-        });
+        let recalled = || rules.recall(target.rule, target.record, target.hash, now);
+        let mut state = state.or_else(recalled).unwrap_or_else(|| limit.fresh());
         let outcome = limit.apply(op, &mut state, now, ask, taken);
         // Looking, giving back what is not there and being refused change nothing, unless refusals count.
         let charged = op == Op::Charge && ask.cost > 0 && (outcome.allowed || limit.counts_refused());
@@ -279,10 +254,10 @@ impl Shards {
         let identity = self.identity(target);
         match shard.put(rules, target, identity, state, now, || self.relieve(rules, now)) {
             Put::Done => Ok(outcome),
-            // Everything there carries more than this key does: it counts on the floor.
+            // Everything there is worth as much: it is remembered as if it had been put and evicted at once.
             Put::TooLight(state) => {
                 shard.evictions += 1;
-                shard.raise_floor(rules, target, &state, now);
+                rules.remember(target.rule, target.hash, state, Cause::Unplaced, now);
                 Ok(outcome)
             }
             // A refusal needs no room.
@@ -444,7 +419,6 @@ impl Shard {
         Self {
             index: HashTable::new(),
             entries: Vec::new(),
-            floors: HashMap::new(),
             budget,
             own_bytes: 0,
             last: Cell::new(0),
@@ -501,42 +475,6 @@ impl Shard {
         Some(entry)
     }
 
-    /// The state from which a newcomer starts: fresh, unless something of its family was evicted.
-    pub(crate) fn floor(&self, rules: &Rules, target: &Target<'_>, now: Timestamp) -> State {
-        let limit = &target.record.limit;
-        match self.floors.get(&target.record.salt) {
-            None => limit.fresh(),
-            Some((rule, floor)) if *rule == target.rule => floor.clone(),
-            Some((rule, floor)) => rules.carry(*rule, floor.clone(), target.rule, now),
-        }
-    }
-
-    /// The refusal of a newcomer that the floor already refuses: nothing has to be copied for that.
-    fn refuse_by_floor(&self, target: &Target<'_>, call: &Call<'_>) -> Option<Outcome> {
-        let limit = &target.record.limit;
-        let (rule, floor) = self.floors.get(&target.record.salt)?;
-        let asks = matches!(call.op, Op::Charge | Op::Estimate) && !limit.counts_refused();
-        let outcome =
-            (asks && *rule == target.rule).then(|| limit.estimate(floor, call.now, *call.ask))??;
-        (!outcome.allowed).then_some(outcome)
-    }
-
-    /// Raises the floor to a state that is not kept on its own.
-    fn raise_floor(&mut self, rules: &Rules, target: &Target<'_>, state: &State, now: Timestamp) {
-        let limit = &target.record.limit;
-        let mut floor = limit.join(&self.floor(rules, target, now), state, now);
-        // What nobody owns need not be exact, only strict.
-        while floor.heap_bytes() > FLOOR_BYTES && floor.compact() {}
-        if let Some(old) = self.floors.remove(&target.record.salt) {
-            self.budget.sub(floor_bytes(&old));
-        }
-        if !limit.is_idle(&floor, now) {
-            let floor = (target.rule, floor);
-            self.budget.add(floor_bytes(&floor));
-            self.floors.insert(target.record.salt, floor);
-        }
-    }
-
     fn count_live(&self, rules: &Rules, now: Timestamp) -> usize {
         self.entries.iter().filter(|entry| !rules.is_idle(entry.rule, &entry.state, now)).count()
     }
@@ -557,14 +495,14 @@ impl Shard {
             return Put::Full;
         }
         while self.budget.is_short_of(entry.bytes() + self.growth()) {
-            let level = limit.level(&entry.state, now);
+            let own = worth_of_state(limit, &entry.state, now);
             match self.least(rules, now, None) {
-                Some((_, least)) if least > level && !limit.is_pinned(&entry.state, now) => {
+                Some((_, least)) if least.0 >= own && !limit.is_pinned(&entry.state, now) => {
                     return Put::TooLight(entry.state);
                 }
                 Some((position, _)) => self.evict(rules, position, now),
                 None if self.drop_idle(rules, self.entries.len(), now) > 0 => {}
-                None if self.drop_idle_floors(rules, now) || relieve() => {}
+                None if relieve() => {}
                 None => return Put::Full,
             }
         }
@@ -647,28 +585,15 @@ impl Shard {
         dropped
     }
 
-    /// Drops floors that have passed. Whether there were any.
-    fn drop_idle_floors(&mut self, rules: &Rules, now: Timestamp) -> bool {
-        let before = self.floors.len();
-        let budget = &self.budget;
-        self.floors.retain(|_, floor| {
-            let live = !rules.is_idle(floor.0, &floor.1, now);
-            if !live {
-                budget.sub(floor_bytes(floor));
-            }
-            live
-        });
-        self.floors.len() < before
-    }
-
     fn advance(&mut self) -> u32 {
         self.hand = (self.hand + 1) % self.entries.len().max(1);
         self.hand as u32
     }
 
-    /// Among the next few entries, the one that carries least; further ones only while none may go.
-    fn least(&mut self, rules: &Rules, now: Timestamp, keep: Option<u32>) -> Option<(u32, u64)> {
-        let mut least: Option<(u32, u64)> = None;
+    /// Among the next few entries, the one that is worth least and of those the one that carries least; further ones only
+    /// while none may go.
+    fn least(&mut self, rules: &Rules, now: Timestamp, keep: Option<u32>) -> Option<(u32, (Worth, u64))> {
+        let mut least: Option<(u32, (Worth, u64))> = None;
         for looked in 0..self.entries.len() {
             if looked >= SEARCH && least.is_some() {
                 break;
@@ -683,9 +608,10 @@ impl Shard {
             if record.limit.is_pinned(&entry.state, now) {
                 continue;
             }
-            let level = record.limit.level(&entry.state, now);
-            if least.is_none_or(|(_, least)| level < least) {
-                least = Some((position, level));
+            let (limit, state) = (&record.limit, &entry.state);
+            let worth = (worth_of_state(limit, state, now), limit.level(state, now));
+            if least.is_none_or(|(_, least)| worth < least) {
+                least = Some((position, worth));
             }
         }
         least
@@ -697,10 +623,6 @@ impl Shard {
             return;
         }
         self.evictions += 1;
-        let Some((rule, heir)) = rules.in_force(entry.rule) else { return };
-        let state = rules.carry(entry.rule, entry.state, rule, now);
-        let key = KeyRef { kind: Kind::Bytes, bytes: &[] };
-        let target = Target { rule, record: heir, hash: entry.hash, check: 0, key };
-        self.raise_floor(rules, &target, &state, now);
+        rules.remember(entry.rule, entry.hash, entry.state, Cause::Evicted, now);
     }
 }

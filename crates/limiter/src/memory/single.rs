@@ -9,11 +9,12 @@ use tollgate_core::limit::{self, Ask, Op};
 use tollgate_core::store::{Charge, Rule, StoreError};
 use tollgate_core::{Limit, Outcome, Timestamp};
 
+use super::evicted::Cause;
 use super::family::Moves;
 use super::group::Locked;
-use super::rules::{Record, on_word};
-use super::shards::{Call, Elsewhere, Shard, Target};
-use super::table::{Judge, Line, Place, Tag};
+use super::rules::{Record, on_word, worth_of};
+use super::shards::{Call, Shard, Target};
+use super::table::{Line, Place, Tag, Worth};
 use super::{KnownRule, MemoryStore};
 
 impl MemoryStore {
@@ -248,11 +249,8 @@ impl MemoryStore {
             return Ok(outcome);
         }
         let elsewhere = |moves| match target.record.has_siblings_in_table() {
-            true => Elsewhere {
-                state: self.adopt_from_table(target, call.now, moves),
-                floor: self.floor_in_table(target, call.now),
-            },
-            false => Elsewhere::default(),
+            true => self.adopt_from_table(target, call.now, moves),
+            false => None,
         };
         let outcome = self.shards.apply(shard, &self.rules, target, call, elsewhere)?;
         match outcome.allowed || !target.record.has_siblings() {
@@ -337,33 +335,25 @@ impl MemoryStore {
                         return self.refused_beside(outcome, target, call, shard.as_deref());
                     }
                 }
-                self.adopt(algorithm, target, now, shard.as_deref_mut(), Moves::Yes)
+                self.adopt(algorithm, target, now, shard, Moves::Yes)
             }
             false => None,
         };
         let must_put = adopted.is_some();
-        let mut floor = None;
-        let mut state = adopted.unwrap_or_else(|| {
-            let below = *floor.insert(self.floor(algorithm, target, now, shard));
-            algorithm.inherit(&below, now)
-        });
+        let mut state = adopted.unwrap_or_else(|| self.recall(target, algorithm, now));
         let before = state;
         let outcome = apply(&mut state);
         if state == before && !must_put {
-            return match floor {
-                // It would begin anew with every call that is refused; the floor does not.
-                Some(floor) if !outcome.allowed && matches!(call.op, Op::Charge | Op::Estimate) => {
-                    let by_floor = algorithm.estimate(&floor, now, call.ask.cost);
-                    if by_floor.allowed { outcome } else { by_floor }
-                }
-                _ => outcome,
-            };
+            return outcome;
         }
         let word = algorithm.pack(record.base(), state);
-        if !self.table.put(place, tag, word, algorithm.level(&state, now), &self.judge(now)) {
-            // Everything there carries more than this key does: it counts on the floor, as if it had been put
-            // and evicted at once.
-            self.judge(now).evict(tag, word, self.table.sets_of(place)[0]);
+        let own = match worth_of(algorithm, &state, now) {
+            Worth::Idle => 0,
+            Worth::Live(worth) => worth,
+        };
+        if !self.table.put(place, tag, word, own, &self.judge(now)) {
+            // Everything there is worth as much: it is remembered as if it had been put and evicted at once.
+            self.judge(now).remember(tag, word, Cause::Unplaced);
         }
         outcome
     }

@@ -64,8 +64,8 @@ pub(crate) const MAX_RULES: u32 = (1 << RULE_BITS) - 1;
 /// An odd number without pattern.
 pub(super) const MIX: u64 = 0xD6E8_FEB8_6659_FD93;
 
-/// What a slot's state is worth to whoever looks for room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a slot's state is worth when another key needs room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Worth {
     /// Nothing: the slot may be taken.
     Idle,
@@ -77,8 +77,8 @@ pub(crate) enum Worth {
 pub(crate) trait Judge {
     /// What a state is worth.
     fn worth(&self, tag: Tag, word: u64) -> Worth;
-    /// A state is about to be forgotten: remember what must not be. `set` is one of [`Table::sets_of`] its key.
-    fn evict(&self, tag: Tag, word: u64, set: usize);
+    /// A state is about to be forgotten: remember what must not be.
+    fn evict(&self, tag: Tag, word: u64);
 }
 
 /// Where a key may sit. The table tells the lines anew each time, because they change when it grows.
@@ -110,9 +110,9 @@ impl Tag {
         self.0 & u64::from(MAX_RULES) != 0
     }
 
-    /// The lower bits of the hash, which tell the row.
+    /// The low 48 bits of the key's hash, which tell the row.
     #[inline]
-    pub(super) fn row_bits(self) -> u64 {
+    pub(crate) fn hash(self) -> u64 {
         self.0 >> RULE_BITS
     }
 
@@ -133,8 +133,8 @@ fn pad(tag: u64) -> u64 {
 enum Room<'a> {
     /// Nobody minds.
     Free(Seen<'a>),
-    /// Every slot is in use; this one is worth least, and its key has this set among its last ones.
-    Least { worth: u64, set: usize, seen: Seen<'a> },
+    /// Every slot is in use; this one is worth least.
+    Least { worth: u64, seen: Seen<'a> },
 }
 
 /// A slot with an owner, as it was seen.
@@ -271,11 +271,6 @@ impl Table {
         }
     }
 
-    /// Number of sets that there will be in the end.
-    pub(crate) fn sets(&self) -> usize {
-        self.extent.max() / 2
-    }
-
     /// Where a key with this hash may sit.
     #[inline]
     pub(crate) fn place(&self, hash: u64) -> Place {
@@ -297,16 +292,6 @@ impl Table {
     #[inline(always)]
     fn home(&self, place: Place) -> Option<&[Slot; LINE]> {
         self.line(self.extent.home(place.hash))
-    }
-
-    /// The sets where a key may sit when the table is as large as it can be.
-    pub(crate) fn sets_of(&self, place: Place) -> [usize; SETS] {
-        let lines = self.extent.lines_of(place.hash, self.extent.max());
-        let mut sets = [0; SETS];
-        for (set, [line, _]) in sets.iter_mut().zip(lines.as_chunks().0) {
-            *set = line / 2;
-        }
-        sets
     }
 
     /// The lock under which a key of this place is put in and taken out.
@@ -363,7 +348,7 @@ impl Table {
             return;
         }
         // Four sets, evenly spread: the first part of a table that is growing is in use by half as much as the rest.
-        let first = (tag.row_bits() as usize % active) & !1;
+        let first = (tag.hash() as usize % active) & !1;
         let sample = (0..4).flat_map(|part| {
             let line = (first + ((active * part / 4) & !1)) % active;
             [line, line + 1]
@@ -504,9 +489,9 @@ impl Table {
     }
 
     /// Puts a key that is absent, under its lock: into a slot without an owner, else into that of an idle one, else
-    /// into that of the owner which is worth least. `level` is what the key's own state is worth: if every
-    /// slot is worth more, nothing is put and the answer is false.
-    pub(crate) fn put(&self, place: Place, tag: Tag, word: u64, level: u64, judge: &impl Judge) -> bool {
+    /// into that of the owner which is worth least. `own` is what the key's own state is worth: if every
+    /// slot is worth as much, nothing is put and the answer is false.
+    pub(crate) fn put(&self, place: Place, tag: Tag, word: u64, own: u64, judge: &impl Judge) -> bool {
         let mut tries = 0;
         loop {
             let taken = match self.find_room(place, tag, judge) {
@@ -520,9 +505,9 @@ impl Table {
                     tries += 1;
                     false
                 }
-                Some(Room::Least { worth, .. }) if worth > level => return false,
-                Some(Room::Least { set, seen, .. }) => {
-                    judge.evict(seen.tag(), seen.word(), set);
+                Some(Room::Least { worth, .. }) if worth >= own => return false,
+                Some(Room::Least { seen, .. }) => {
+                    judge.evict(seen.tag(), seen.word());
                     self.take(seen, tag, word)
                 }
                 // All slots are changing hands at this moment.
@@ -543,12 +528,11 @@ impl Table {
         if let Some(seen) = own.and_then(Self::look).filter(|seen| seen.tag == EMPTY || seen.tag == DEAD) {
             return Some(Room::Free(seen));
         }
-        let lines = self.lines(place);
         // Idle owners may come back: newcomers do not all displace the same one.
         let first = (tag.0 >> RULE_BITS) as usize % (SETS * SET);
         let mut idle: Option<(usize, Seen<'_>)> = None;
         let mut least: Option<Room<'_>> = None;
-        let slots = lines.into_iter().filter_map(|line| self.line(line)).flatten();
+        let slots = self.lines(place).into_iter().filter_map(|line| self.line(line)).flatten();
         for (position, slot) in slots.enumerate() {
             if (position == SET || position == 2 * SET) && idle.is_none() {
                 self.ask_for_growth(tag, position > SET, judge);
@@ -566,9 +550,7 @@ impl Table {
                 }
                 Worth::Live(worth) => {
                     if !matches!(least, Some(Room::Least { worth: least, .. }) if least <= worth) {
-                        let line = lines.get(position / LINE).copied().unwrap_or_default();
-                        let set = self.extent.last_line_of(line, seen.tag()) / 2;
-                        least = Some(Room::Least { worth, set, seen });
+                        least = Some(Room::Least { worth, seen });
                     }
                 }
             }
@@ -656,7 +638,13 @@ pub(super) fn scale(hash: u64, n: usize) -> usize {
 /// Slots as the system hands them out: zero, and not resident before they are used. None if there is not so much memory.
 #[cfg(not(tollgate_loom))]
 fn empty_slots(count: usize) -> Option<Box<[Slot]>> {
-    let slots = bytemuck::allocation::try_zeroed_slice_box(count).ok()?;
+    /// glibc maps fresh pages for so many bytes. Less may come from memory that was freed before: then all of it is
+    /// zeroed by hand, and resident.
+    const FRESH: usize = 32 << 20;
+    const LARGE: usize = 1 << 20;
+    let is_large = count >= LARGE / size_of::<Slot>();
+    let reserved = if is_large { count.max(FRESH / size_of::<Slot>() + 1) } else { count };
+    let slots = bytemuck::allocation::try_zeroed_slice_box(reserved).ok()?;
     ask_for_huge_pages(&slots);
     Some(slots)
 }
