@@ -57,7 +57,7 @@
 //! [`RateLimiter`] is a token bucket unless its [`Quota`] says otherwise. It is the right choice for most: steady on
 //! average, generous to bursts, one word of memory. Choose another when its difference is what you need:
 //!
-//! | quota | in any period at most | memory per key | choose it when |
+//! | quota | in any period at most | state per key | choose it when |
 //! |---|---|---|---|
 //! | [`Quota::burst`] (token bucket) | burst + count | 16 bytes | callers are bursty and that is fine |
 //! | [`Quota::leaky_queue`] | evenly spaced | 16 bytes | calls should be delayed, not refused |
@@ -68,14 +68,18 @@
 //! | [`Quota::anchored_window`] | 2 × count | 16 bytes | the same, without a stampede at midnight |
 //! | [`Quota::in_batches`] | burst + count | 16 bytes | refills come in lumps elsewhere too |
 //!
+//! Around its state a key takes some more memory: see [`MemoryStoreBuilder::max_bytes`].
+//!
 //! # What to rely on
 //!
 //! * **Exact.** Times and counts are integers; 7 per second is 7 per second for ever. Where a rate refuses, `retry_after`
-//!   is the smallest wait after which the same call passes, as long as nobody else calls and the limit stays the same. When
-//!   a place among those in progress comes free nobody knows: there it is a moment, and no promise.
+//!   is the smallest wait after which the same call passes, as long as nobody else calls and the limit stays the same. A key
+//!   that was evicted may be told a longer wait. When a place among those in progress comes free nobody knows: there it is
+//!   a moment, and no promise.
 //! * **All or nothing.** With several limits ([`RateLimiterBuilder::and`]) a refused call costs nothing anywhere.
 //! * **Bounded.** A store has a ceiling in bytes ([`MemoryStoreBuilder::max_bytes`]). A flood of keys cannot pass
-//!   it, and does not give anyone a fresh burst either. No thread sweeps.
+//!   it, and gives no exhausted key a fresh burst: see [`MemoryStore`] for what is remembered of evicted keys. No thread
+//!   sweeps.
 //! * **No input panics.** Wrong quotas are refused when they are built, with the field, the value and the range.
 //! * **Time is an argument.** Every limiter takes a [`Clock`], or the time itself ([`RateLimiter::check_at`]): tests
 //!   move a [`ManualClock`] and never sleep.

@@ -83,8 +83,8 @@ impl Hot {
 }
 
 /// Fifty seconds of a flood of a million new keys per second, through a store of the usual size. With thirty calls
-/// a minute each key matters for two seconds, so two millions of them matter at any moment: two thirds of what
-/// there is room for, so that some have to go.
+/// a minute each key matters for two seconds, so two millions of them matter at any moment: more than
+/// there is exact room for, so that many are evicted.
 #[test]
 fn flood_of_fifty_million_keys_stays_under_the_ceiling_and_frees_nobody() {
     const KEYS: u64 = 50_000_000;

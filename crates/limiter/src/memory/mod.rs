@@ -36,7 +36,7 @@ use crate::clock::{AnyClock, Clock, SystemClock};
 /// Keeps the states of all limits of all keys of this process. Share it by reference or in an [`Arc`].
 ///
 /// Small states (token and leaky buckets, fixed windows, two-window counters, interval buckets) are words in a
-/// table that grows with use: 16 bytes a key whatever its length, no locks on the way of a decision. Larger
+/// table that grows with use: slots of 16 bytes whatever a key's length, no locks on the way of a decision. Larger
 /// ones (logs, requests in progress) live in maps. Both draw from one ceiling, which no number of keys can
 /// pass; see [`MemoryStoreBuilder::max_bytes`].
 ///
@@ -51,11 +51,13 @@ use crate::clock::{AnyClock, Clock, SystemClock};
 ///
 /// # Eviction
 ///
-/// An idle entry is worth nothing and its place is taken first. When all places of a key are in use, entries make room that were
-/// made by one request, then those of exhausted keys; all others stay. What was evicted is counted ([`Stats::evictions`])
-/// and remembered in four bytes, rounded up, so a rejected key is never let in sooner for having been evicted. Up to about ten
-/// times as many keys as fit are remembered that way. In a fuller store, one-request keys are forgotten first, and exhausted
-/// keys stay rejected at the price of some new keys that are rejected with them.
+/// An idle entry is worth nothing and its place is taken first. When all places of a key are in use, entries of exhausted
+/// keys make room, then those that were made by one request; all others stay, and so does an entry that is worth as much as
+/// the new one. What was evicted is counted ([`Stats::evictions`]) and remembered in four bytes, so a rejected key is never
+/// let in sooner for having been evicted. Up to about ten times as many keys as fit are remembered that way; meanwhile up to
+/// 0.4 % of new keys inherit what another key has used. In a fuller store, one-request keys are forgotten first, and
+/// exhausted keys stay rejected at the price of some new keys that are rejected with them. Requests in progress are never
+/// evicted: where there is no room for more, they pass uncounted ([`Stats::failed_open`]).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -108,9 +110,10 @@ pub struct Stats {
     pub bytes: usize,
     /// The ceiling.
     pub max_bytes: usize,
-    /// States that had to make room while they still mattered, since the start. What is remembered of them is rounded up.
+    /// States that had to make room while they still mattered, since the start.
     pub evictions: u64,
-    /// Calls that were let through because the store had no room left for requests in progress.
+    /// Calls that were let through because the store had no room left: it is full of requests in progress, or a key's log is
+    /// larger than it can hold.
     pub failed_open: u64,
 }
 
@@ -135,8 +138,8 @@ pub(crate) struct Held {
 }
 
 impl MemoryStore {
-    /// A store of 64 MiB: room for about 700,000 keys exactly, and for ten million more to within one request. It starts
-    /// with about 100 KiB.
+    /// A store of 64 MiB: room for about 700,000 keys exactly, and for ten million evicted ones, to within one request
+    /// where a limit is small. It starts with about 100 KiB.
     ///
     /// ```
     /// # use tollgate::MemoryStore;
