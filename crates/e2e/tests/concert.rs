@@ -235,7 +235,7 @@ async fn a_refused_request_costs_nothing_anywhere<S: Store>(door: Door<S>) {
     assert_eq!(door.passed(50, &ALICE).await, 10, "the refused ones took nothing of the minute");
     door.clock.advance(Duration::from_secs(1));
     let told = door.ask("GET", "/x", &ALICE).await;
-    assert_eq!(told.header("ratelimit").split(';').next(), Some("\"request-rate-2\""), "{told:?}");
+    assert!(told.header("ratelimit").contains(", \"request-rate-2\";r=4;t="), "{told:?}");
     // 25 in a minute, and what two seconds have brought back: 4 more, of which one was taken.
     assert_eq!(door.passed(50, &ALICE).await, 4);
     let told = door.ask("GET", "/x", &[("x-api-key", "bob")]).await;
