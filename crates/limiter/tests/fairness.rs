@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use tollgate::{ConcurrencyLimiter, ManualClock, MemoryStore, Quota, RateLimiter, Timestamp};
+use tollgate::core::store::Charge;
+use tollgate::{ConcurrencyLimiter, Key, Limit, ManualClock, MemoryStore, Quota, RateLimiter, Timestamp};
 
 const CALLERS: u64 = 300;
 
@@ -156,4 +157,53 @@ fn new_callers_in_an_overfull_store_get_their_limit_on_average() {
     let allowed = (0..1000).map(|id| (0..100).filter(|_| limiter.check(caller(AFTER, id)).is_ok()).count());
     let allowed: usize = allowed.sum();
     assert!(allowed <= 6 * 1000, "{allowed} of 5,000");
+}
+
+/// A store that is full of requests in progress cannot count more of them. Other limits of the same request go on.
+#[test]
+fn a_flood_of_requests_in_progress_does_not_switch_the_rate_limit_off() {
+    let store = store(256 << 10);
+    let in_progress = store.define("in progress", Limit::concurrency(100).unwrap());
+    let rate = store.define("rate", Quota::per_hour(5).limit().unwrap());
+    let admit = |key: u64| {
+        let charges = [in_progress, rate].map(|rule| (rule, key));
+        key.with(|key| {
+            let charges = charges.map(|(rule, _)| Charge { rule, key, ask: 1.into() });
+            store.decide_all(&charges, None).is_ok_and(|verdict| verdict.allowed)
+        })
+    };
+    assert!((0..20_000).all(admit), "the flood passes, and stays in progress");
+    assert!(store.stats().failed_open > 0, "it was no flood");
+    let passed = (0..50).filter(|_| admit(caller(AFTER, 1))).count();
+    assert!((4..=5).contains(&passed), "{passed} of 50 passed a rate of 5/h");
+}
+
+/// With a limit of one, a key is exhausted by its first request, and stays so in an overfull store.
+#[test]
+fn exhausted_keys_of_a_limit_of_one_stay_rejected_in_an_overfull_store() {
+    for quota in [Quota::per_hour(1), Quota::per_hour(1).sliding_log()] {
+        let store = store(64 << 10);
+        let limiter = RateLimiter::builder(quota).store(&store).build();
+        let passed: Vec<u64> = (0..200_000).filter(|key| limiter.check(*key).is_ok()).collect();
+        assert!(passed.len() > 20_000, "{quota:?}: it was no flood");
+        let refreshed = passed.iter().filter(|key| limiter.check(**key).is_ok()).count();
+        // A line that becomes a bitmap has room for four of the keys that are there because their first line was full.
+        assert!(refreshed * 1000 <= passed.len(), "{quota:?}: {refreshed} of {}", passed.len());
+    }
+}
+
+/// What is given back to a key that is not kept exactly is given back.
+#[test]
+fn a_refund_reaches_an_evicted_key() {
+    for quota in [Quota::per_hour(10), Quota::per_hour(10).sliding_log(), Quota::per_hour(10).fixed_window()]
+    {
+        let store = store(64 << 10);
+        let limiter = RateLimiter::builder(quota).store(&store).build();
+        // Nothing makes room for a newcomer.
+        (0..20_000_u64).for_each(|key| _ = limiter.check_n(key, 5));
+        let key = caller(AFTER, 1);
+        assert!(limiter.check_n(key, 6).is_ok());
+        let _ = limiter.refund(key, 6);
+        assert!(remaining(&limiter, key) >= 9, "{quota:?}: {} of 10 are left", remaining(&limiter, key));
+    }
 }

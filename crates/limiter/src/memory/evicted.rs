@@ -18,7 +18,7 @@
 //!
 //! **Overload.** When both lines of a key are full, the entry with the least use is forgotten. When all of them are as
 //! exhausted as the new one, the first line gives eleven entries up for a *bitmap*: one bit per exhausted key and one
-//! common value. Exhausted keys stay rejected; of new keys, the share `1 - (1 - 1/320)^n` is rejected with them, where
+//! common value. Exhausted keys stay rejected, but for about one in ten thousand that finds no room; of new keys, the share `1 - (1 - 1/320)^n` is rejected with them, where
 //! `n` is the number of exhausted keys per line. A key with less use than all others in its lines is rounded at random:
 //! it counts as exhausted with a probability that is its share of the limit, else it is forgotten. So nobody gets more
 //! than the limit on average. A key that was evicted after one request is forgotten instead: it loses at most that.
@@ -198,6 +198,10 @@ impl Shape {
 
     /// Whether an entry of this shape may be that of a single request.
     fn is_trivial(self, entry: u32, At { cleaned, now }: At) -> bool {
+        // A single request exhausts a limit of one.
+        if self.capacity == 1 {
+            return false;
+        }
         match self.is_timed {
             true => {
                 let left = until(entry, cleaned).saturating_sub(now);
@@ -214,7 +218,11 @@ impl Shape {
             true => (until(entry, cleaned).saturating_sub(now), self.horizon - self.horizon / self.capacity),
             false => (u64::from(entry & FULL_LEVEL), u64::from(FULL_LEVEL)),
         };
-        ((u128::from(used.min(of)) << 32) / u128::from(of.max(1))) as u64
+        match used {
+            0 => 0,
+            used if used >= of => 1 << 32,
+            used => ((u128::from(used) << 32) / u128::from(of)) as u64,
+        }
     }
 }
 
@@ -285,28 +293,29 @@ impl Evicted {
         cause: Cause,
         now: Timestamp,
     ) {
-        if summary.until <= now || summary.used == Some(0) {
-            return;
-        }
-        let lines = self.lines.get_or_init(|| Lines::allocate(self.max_lines, now));
+        let is_idle = summary.until <= now || summary.used == Some(0);
+        let lines = match self.lines.get() {
+            Some(lines) => lines,
+            None if is_idle => return,
+            None => self.lines.get_or_init(|| Lines::allocate(self.max_lines, now)),
+        };
         let place = lines.place(hash);
         let _guards = self.lock(place);
         let now = now.as_nanos().saturating_sub(lines.base);
         let is_random = shape.is_coarse() && !is_exhausted;
         let content = shape.encode(summary, lines.base, |part| !is_random || self.happens(part));
-        if !shape.is_timed && content & FULL_LEVEL == 0 {
-            return;
-        }
+        let is_nothing = is_idle || !shape.is_timed && content & FULL_LEVEL == 0;
         let entry = place.fingerprint << FINGERPRINT_SHIFT | content;
         let (Some(first), Some(second)) = (lines.line(place.first), lines.line(place.second)) else { return };
         [first, second].iter().for_each(|line| line.clean(now));
         let in_second = entry | SECOND;
-        if let Some(slot) = first.find(entry).or_else(|| second.find(in_second)) {
-            let known = slot.load(Ordering::Relaxed);
-            slot.store(
-                stricter(known, known & !CONTENT | entry & CONTENT, first.cleaned()),
-                Ordering::Relaxed,
-            );
+        // What was remembered before is part of this, or was given back.
+        let known = first.find(entry).map(|slot| (slot, entry));
+        if let Some((slot, entry)) = known.or_else(|| Some((second.find(in_second)?, in_second))) {
+            slot.store(if is_nothing { 0 } else { entry }, Ordering::Relaxed);
+            return;
+        }
+        if is_nothing {
             return;
         }
         for (line, entry) in [(first, entry), (second, in_second)] {

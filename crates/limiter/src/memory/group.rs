@@ -179,6 +179,11 @@ impl MemoryStore {
                 if !is_lone(target) {
                     match self.decide_locked(target, &Call::new(Op::Charge, ask, now), &mut locked) {
                         Ok(outcome) if outcome.allowed => *place = outcome,
+                        // No room to count it: this limit lets the call pass, and the others still count.
+                        Err(StoreError::Full { .. }) => {
+                            *place = self.fail_open();
+                            continue;
+                        }
                         other => {
                             return self.undo(targets, &taken, wanted, other, (now, latest), &mut locked);
                         }

@@ -245,7 +245,12 @@ impl Shards {
         };
         let recalled = || rules.recall(target.rule, target.record, target.hash, now);
         let mut state = state.or_else(recalled).unwrap_or_else(|| limit.fresh());
+        let given_back = matches!(op, Op::Refund | Op::Undo).then(|| state.clone());
         let outcome = limit.apply(op, &mut state, now, ask, taken);
+        if !must_put && given_back.is_some_and(|before| before != state) {
+            rules.remember(target.rule, target.hash, state, Cause::Unplaced, now);
+            return Ok(outcome);
+        }
         // Looking, giving back what is not there and being refused change nothing, unless refusals count.
         let charged = op == Op::Charge && ask.cost > 0 && (outcome.allowed || limit.counts_refused());
         if !must_put && (!charged || limit.is_idle(&state, now)) {
