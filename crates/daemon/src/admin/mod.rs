@@ -16,6 +16,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tollgate::{LastMinute, Limiter, Mode};
@@ -166,8 +167,9 @@ async fn ready(State(admin): State<Admin>) -> Response {
 async fn unhealthy_upstreams(gateway: &Shared) -> (Vec<String>, bool) {
     let site = gateway.site.load_full();
     let (mut unhealthy, mut is_any_healthy) = (Vec::new(), site.upstreams.is_empty());
-    for upstream in &site.upstreams {
-        match upstream.is_unhealthy().await {
+    let looked_at = join_all(site.upstreams.iter().map(|upstream| upstream.is_unhealthy())).await;
+    for (upstream, is_unhealthy) in site.upstreams.iter().zip(looked_at) {
+        match is_unhealthy {
             true => unhealthy.push(format!("no server of upstream {:?} is healthy", upstream.policy.name)),
             false => is_any_healthy = true,
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::header::{self, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -31,7 +32,7 @@ use crate::seldom::Seldom;
 const LEFT_ALONE: Duration = Duration::from_secs(2);
 
 /// How long `/readyz` waits for a connection with a server that could not be reached before.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often a request is tried with a server that turns it away before it has begun with it, as one does that closes a connection.
 const TURNED_AWAY: usize = 4;
 /// Whether no more files can be opened here: EMFILE, ENFILE.
@@ -106,14 +107,11 @@ impl Upstream {
     /// Whether none of its servers is healthy. Where no health check finds out whether a server is back, this tries to connect
     /// with those that could not be reached, as seldom as requests do.
     pub(crate) async fn is_unhealthy(&self) -> bool {
-        let mut is_unhealthy = true;
-        for server in &self.servers {
-            if self.policy.health.is_none() {
-                server.try_to_reach().await;
-            }
-            is_unhealthy &= !server.is_known_to_be_well();
+        // All at once: a readiness probe does not wait for one unreachable server after another.
+        if self.policy.health.is_none() {
+            join_all(self.servers.iter().map(|server| server.try_to_reach())).await;
         }
-        is_unhealthy
+        !self.servers.iter().any(|server| server.is_known_to_be_well())
     }
 
     /// The server whose turn it is; or, if all of its connections are in use, the next that has one; or, if none has, the one
@@ -782,7 +780,9 @@ impl Server {
         };
         let mut granted = None;
         let (slot, _connecting) = loop {
-            let is_in_turn = granted.is_some() || !self.limit.has_queue();
+            // A health check has a connection of its own, for which nobody queues.
+            let is_health_check = manner.worker >= self.workers().len();
+            let is_in_turn = is_health_check || granted.is_some() || !self.limit.has_queue();
             if let Some(stream) = is_in_turn.then(|| shelf.stream()).flatten() {
                 return Ok(Opened::Stream(stream));
             }

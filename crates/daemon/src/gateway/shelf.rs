@@ -124,13 +124,15 @@ impl Shelf {
     /// Closes one shared connection that no request uses, if there is one.
     pub(super) fn close_unused(&self) -> bool {
         let mut kept = self.http2.lock();
+        kept.retain(|shared| !shared.is_over());
         let unused = kept.iter().position(|shared| shared.state.requests.load(Ordering::Acquire) == 0);
         unused.map(|at| kept.swap_remove(at)).is_some()
     }
 
     /// Connections that no request uses.
     pub(super) fn idle_count(&self) -> usize {
-        let is_unused = |shared: &&Shared| shared.state.requests.load(Ordering::Acquire) == 0;
+        let is_unused =
+            |shared: &&Shared| !shared.is_over() && shared.state.requests.load(Ordering::Acquire) == 0;
         let unused = self.http2.lock().iter().filter(is_unused).count();
         self.http1.lock().len() + unused
     }
@@ -157,7 +159,8 @@ impl Shelf {
         // One is kept, however few use it.
         let mut is_first = true;
         self.http2.lock().retain(|shared| {
-            std::mem::take(&mut is_first) || shared.state.requests.load(Ordering::Acquire) > 0
+            !shared.is_over()
+                && (std::mem::take(&mut is_first) || shared.state.requests.load(Ordering::Acquire) > 0)
         });
     }
 }
