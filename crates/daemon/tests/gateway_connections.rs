@@ -317,3 +317,56 @@ fn requests_over_http2_wait_for_a_stream_when_there_are_enough_connections() {
         format!("tollgate_upstream_connections{{upstream=\"api\",server=\"{server}\",state=\"idle\"}}");
     assert_eq!(tollgate.metric(&active), 1.0);
 }
+
+/// While requests waited, each health check over HTTP/2 opened another connection.
+#[test]
+fn health_checks_over_http2_use_one_connection_while_requests_wait() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    let (event, events) = channel();
+    // Requests with a body get no answer. Health checks have none, and are answered.
+    std::thread::spawn(move || {
+        loop {
+            let mut connection = Http2::accept(&listener);
+            let event = event.clone();
+            let _ = event.send("connection");
+            std::thread::spawn(move || {
+                // SETTINGS_MAX_CONCURRENT_STREAMS
+                connection.send(&Frame::new(kind::SETTINGS, 0, 0, [0, 3, 0, 0, 0, 1]));
+                while let Ok(frame) = connection.frame() {
+                    if frame.kind != kind::HEADERS {
+                        continue;
+                    }
+                    let is_check = frame.flags & flag::END_STREAM != 0;
+                    if is_check {
+                        let head = headers(frame.stream, &[(":status", "200")], true);
+                        connection.send(&Frame { flags: flag::END_HEADERS | flag::END_STREAM, ..head });
+                    }
+                    let _ = event.send(if is_check { "check" } else { "request" });
+                }
+            });
+        }
+    });
+    let policy = format!(
+        "gateway: {{ upstreams: {{ api: {{ servers: ['{server}'], protocol: http2, max_connections: 1, max_queue: 2, health: {{ path: /healthz, every: 100ms }} }} }}, timeouts: {{ queue: 20s }} }}\nlimiters: {{}}\n"
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &[]);
+    let upload = || {
+        let mut client = tollgate.client();
+        client.send("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n\r\nx");
+        client
+    };
+    let _held = upload();
+    while events.recv_timeout(20 * SECOND).unwrap() != "request" {}
+    let _waiting = upload();
+    tollgate
+        .comes_to(&format!("tollgate_upstream_queue_length{{upstream=\"api\",server=\"{server}\"}}"), 1.0);
+    // What was seen until now does not count.
+    while events.try_recv().is_ok() {}
+    let mut checks = 0;
+    while checks < 5 {
+        let seen = events.recv_timeout(20 * SECOND).unwrap();
+        assert_ne!(seen, "connection", "after {checks} checks");
+        checks += usize::from(seen == "check");
+    }
+}
