@@ -349,7 +349,7 @@ fn until(standing: &ToldStanding<'_>) -> u64 {
         (_, Some(wait)) if wait > Nanos::ZERO => wait,
         // A place comes free when a request ends, however long a store would keep it for one that never does.
         (Unit::ConcurrentRequests, _) => Nanos::ZERO,
-        // Who was let in by the last unit is told of the next one, as who is refused after it.
+        // The request that takes the last unit reports the same wait as the rejected one after it.
         (Unit::Requests, Some(_)) if remaining == 0 => {
             Nanos::new(reset_after.as_u64().saturating_sub(told.lead.as_u64()))
         }

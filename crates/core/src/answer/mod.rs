@@ -189,7 +189,7 @@ fn promised(refused: &Refused) -> Option<Nanos> {
     }
 }
 
-/// How long a caller is told to stay away.
+/// The wait that a rejected caller is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wait {
     /// The number for `Retry-After`: whole seconds, and never zero.

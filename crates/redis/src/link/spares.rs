@@ -71,7 +71,7 @@ impl Spares {
         }
     }
 
-    /// Whether none can be had for now.
+    /// Whether the last attempt to open a spare connection failed a short time ago, and none is ready.
     pub(super) fn have_failed(&self) -> bool {
         self.ready.is_empty() && self.failed.is_some_and(|failed| failed.elapsed() < AFTER_FAILURE)
     }
