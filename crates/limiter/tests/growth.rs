@@ -9,7 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
-use tollgate::{ManualClock, MemoryStore, Quota, RateLimiter};
+use tollgate::core::concurrency::LeaseId;
+use tollgate::core::limit::{Ask, Op};
+use tollgate::core::store::Charge;
+use tollgate::{Key, Limit, ManualClock, MemoryStore, Nanos, Quota, RateLimiter};
 
 /// What governor takes for each key, measured the same way: resident memory after so many keys, less that before.
 const GOVERNOR: [(u64, u64); 3] = [(1000, 315), (10_000, 97), (100_000, 79)];
@@ -32,6 +35,35 @@ fn twenty_small_limiters_take_little_memory() {
     assert!(resident <= 20 * 1000 * 200, "{} KiB", resident >> 10);
 }
 
+/// In the first outage of the shared store many callers are decided by a memory store that was never used before. They wait
+/// while it reserves memory: reserving all of it at once took up to 50 ms, for a deadline of 20 ms.
+#[test]
+fn the_first_outage_of_a_process_reserves_little_memory() {
+    let resident = measured_in_child("growth::child_that_decides_its_first_requests", &[]);
+    assert!(resident <= 512 << 10, "{} KiB", resident >> 10);
+}
+
+#[test]
+#[ignore = "runs in a process of its own, started by the test above"]
+fn child_that_decides_its_first_requests() {
+    let second = Nanos::new(SECOND);
+    let limits =
+        [Limit::token_bucket(50, 50, second), Limit::sliding_log(10, second), Limit::leases(20, second)];
+    let decide = |callers: u64| {
+        let store = MemoryStore::new();
+        let rules = limits.clone().map(|limit| store.define("per caller", limit.unwrap()));
+        for caller in 0..callers {
+            let ask = Ask { lease: LeaseId(caller.into()), ..Ask::from(1) };
+            for rule in rules {
+                let outcome = caller.with(|key| store.decide(Op::Charge, Charge { rule, key, ask }, None));
+                assert!(outcome.unwrap().allowed);
+            }
+        }
+        store
+    };
+    print_resident_bytes(|| decide(1), || decide(64));
+}
+
 fn limiter_with(keys: u64) -> RateLimiter {
     let limiter = RateLimiter::per_hour(5).build();
     for key in 0..keys {
@@ -42,10 +74,15 @@ fn limiter_with(keys: u64) -> RateLimiter {
 
 /// Bytes that become resident in a fresh process when it makes so many limiters and uses so many keys of each.
 fn resident_in_child(limiters: u64, keys: u64) -> u64 {
+    let counts = [("GROWTH_LIMITERS", limiters.to_string()), ("GROWTH_KEYS", keys.to_string())];
+    measured_in_child("growth::child_that_measures_its_memory", &counts)
+}
+
+/// What a test prints that runs in a process of its own.
+fn measured_in_child(test: &str, variables: &[(&str, String)]) -> u64 {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["growth::child_that_measures_its_memory", "--exact", "--ignored", "--nocapture"])
-        .env("GROWTH_LIMITERS", limiters.to_string())
-        .env("GROWTH_KEYS", keys.to_string())
+        .args([test, "--exact", "--ignored", "--nocapture"])
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .output()
         .unwrap();
     let output = String::from_utf8(child.stdout).unwrap();
@@ -54,18 +91,24 @@ fn resident_in_child(limiters: u64, keys: u64) -> u64 {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "its parent reads it")]
 #[ignore = "runs in a process of its own, started by the tests above"]
 fn child_that_measures_its_memory() {
     let of = |name: &str| std::env::var(name).map_or(1, |value| value.parse::<u64>().unwrap());
-    // Whatever is set up once for a process is no memory of a limiter.
-    drop(limiter_with(1));
+    let limiters = || -> Vec<RateLimiter> {
+        (0..of("GROWTH_LIMITERS")).map(|_| limiter_with(of("GROWTH_KEYS"))).collect()
+    };
+    print_resident_bytes(|| limiter_with(1), limiters);
+}
+
+/// Prints how many bytes become resident by what is made. Whatever is set up once for a process does not count: `first` does
+/// that.
+#[allow(clippy::print_stdout, reason = "the parent process reads it")]
+fn print_resident_bytes<F, M>(first: impl FnOnce() -> F, made: impl FnOnce() -> M) {
+    drop(first());
     let before = anonymous_bytes();
-    let limiters: Vec<RateLimiter> =
-        (0..of("GROWTH_LIMITERS")).map(|_| limiter_with(of("GROWTH_KEYS"))).collect();
-    let after = anonymous_bytes();
-    println!("resident bytes: {}", after - before);
-    drop(limiters);
+    let made = made();
+    println!("resident bytes: {}", anonymous_bytes() - before);
+    drop(made);
 }
 
 /// Resident memory without files: code that runs for the first time does not count.
