@@ -361,6 +361,12 @@ impl Evicted {
         (mixed ^ mixed >> 29).wrapping_mul(MIX) >> 32 < probability
     }
 
+    /// Whether anything was ever remembered.
+    #[inline]
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.lines.get().is_some()
+    }
+
     /// What is remembered of a key under a limit of this shape.
     pub(crate) fn recall(&self, hash: u64, shape: Shape, now: Timestamp) -> Option<Summary> {
         let lines = self.lines.get()?;

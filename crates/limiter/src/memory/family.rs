@@ -143,6 +143,9 @@ impl MemoryStore {
     /// The state of a key that is not in the table: what is remembered of it if it was evicted, else a fresh one.
     pub(super) fn recall<A: Packed>(&self, target: &Target<'_>, algorithm: &A, now: Timestamp) -> A::State {
         let Target { rule, record, hash, .. } = *target;
+        if !self.rules.has_evicted() {
+            return A::State::default();
+        }
         let state = self.rules.recall(rule, record, hash, now);
         state.map_or_else(A::State::default, |state| algorithm.unpack(record.base(), record.pack(&state)))
     }

@@ -91,14 +91,9 @@ impl Extent {
     /// neighbour, then those of two other columns, unless there are no others.
     #[inline]
     pub(super) fn lines_of(&self, hash: u64, active: usize) -> [usize; 2 * SETS] {
-        let level = (active / self.row).checked_ilog2().unwrap_or(0);
-        let start = (hash & ((2 << level) - 1)) as usize * self.row;
-        let at = |column: usize| {
-            let line = start + column;
-            if line >= active { line - (self.row << level) } else { line }
-        };
+        let row = self.row_of(hash, active);
         let first = scale(hash, self.row);
-        let mut lines = [at(first); 2 * SETS];
+        let mut lines = [row.line(first); 2 * SETS];
         // From the hash's other end, so that keys of one set do not all go to the same other ones.
         let mut mixed = hash.rotate_left(32);
         for (index, [line, neighbour]) in lines.as_chunks_mut().0.iter_mut().enumerate() {
@@ -106,11 +101,25 @@ impl Extent {
                 mixed = mixed.wrapping_mul(super::table::MIX);
                 let column = (first | 1) + 1 + 2 * scale(mixed, self.row / 2 - 1);
                 let column = if column >= self.row { column - self.row } else { column };
-                *line = at(column + (mixed & 1) as usize);
+                *line = row.line(column + (mixed & 1) as usize);
             }
             *neighbour = *line ^ 1;
         }
         lines
+    }
+
+    /// The lines of a key's own set: the first two of [`lines_of`](Self::lines_of).
+    #[inline]
+    pub(super) fn own_lines_of(&self, hash: u64, active: usize) -> [usize; 2] {
+        let line = self.row_of(hash, active).line(scale(hash, self.row));
+        [line, line ^ 1]
+    }
+
+    #[inline]
+    fn row_of(&self, hash: u64, active: usize) -> Row {
+        let level = (active / self.row).checked_ilog2().unwrap_or(0);
+        let start = (hash & ((2 << level) - 1)) as usize * self.row;
+        Row { start, active, half: self.row << level }
     }
 
     /// Whether a key has one of the sets that a split is making at this moment. Under a lock the answer holds until the
@@ -137,6 +146,22 @@ impl Extent {
             self.half.store(half, Ordering::Release);
             self.mask.store(2 * half / self.row as u64 - 1, Ordering::Release);
         }
+    }
+}
+
+/// The row of a key while so many lines are in use.
+struct Row {
+    start: usize,
+    active: usize,
+    /// How far before it the row is where its keys are until it is in use.
+    half: usize,
+}
+
+impl Row {
+    #[inline]
+    fn line(&self, column: usize) -> usize {
+        let line = self.start + column;
+        if line >= self.active { line - self.half } else { line }
     }
 }
 

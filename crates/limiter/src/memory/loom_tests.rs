@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::budget::Budget;
-use super::table::{Judge, Table, Tag, Worth};
+use super::table::{Judge, Presence, Table, Tag, Worth};
 use crate::sync::{AtomicU64, Ordering};
 
 const KEY: u64 = 0x0123_4567_89AB_CDEF;
@@ -49,15 +49,22 @@ fn charge(table: &Table, floors: &Floors, hash: u64) {
         return;
     }
     let _guard = table.lock(place);
-    while !table.is_absent(place, tag) {
-        if table.update(place, tag, add).is_some() {
-            return;
+    let free = loop {
+        match table.presence(place, tag) {
+            Presence::Absent { free } => break free,
+            Presence::Present if table.update(place, tag, add).is_some() => return,
+            Presence::Present => {}
         }
-    }
+    };
     let count = floors.of(hash) + 1;
-    if !table.put(place, tag, count, count, floors) {
+    if !table.put(place, free, (tag, count), || count, floors) {
         floors.evict(tag, count);
     }
+}
+
+/// Puts a key with an idle state.
+fn put_idle(table: &Table, floors: &Floors, hash: u64) -> bool {
+    table.put(table.place(hash), None, (Tag::new(hash, 0), 0), || 0, floors)
 }
 
 /// What is known of a key: its word, or what was left of it when it was evicted.
@@ -125,7 +132,7 @@ fn loom_a_new_key_is_put_in_once() {
 fn loom_taking_an_idle_slot_charges_nobody_else() {
     check(
         |t, f| {
-            assert!(t.put(t.place(KEY), Tag::new(KEY, 0), 0, 0, f));
+            assert!(put_idle(t, f, KEY));
             charge(t, f, THIRD);
         },
         &[|t, f| charge(t, f, KEY), |t, f| charge(t, f, OTHER)],
@@ -142,14 +149,14 @@ fn loom_taking_an_idle_slot_charges_nobody_else() {
 fn loom_a_late_charge_misses_a_new_owner_with_the_same_word() {
     check(
         |t, f| {
-            assert!(t.put(t.place(KEY), Tag::new(KEY, 0), 0, 0, f));
+            assert!(put_idle(t, f, KEY));
             charge(t, f, THIRD);
         },
         &[
             |t, f| charge(t, f, KEY),
             |t, f| {
                 let _guard = t.lock(t.place(OTHER));
-                t.put(t.place(OTHER), Tag::new(OTHER, 0), 0, 0, f);
+                put_idle(t, f, OTHER);
             },
         ],
         |t, f| {
@@ -290,7 +297,7 @@ fn loom_growth_and_taking_an_idle_slot_charge_nobody_else() {
         1,
         2,
         |t, f| {
-            assert!(t.put(t.place(KEY), Tag::new(KEY, 0), 0, 0, f));
+            assert!(put_idle(t, f, KEY));
             charge(t, f, THIRD);
         },
         &[|t, f| charge(t, f, OTHER), grow],

@@ -294,6 +294,12 @@ impl Rules {
         Self { records: boxcar::Vec::new(), families: Mutex::default(), evicted: Evicted::with_bytes(bytes) }
     }
 
+    /// Whether any key was ever evicted.
+    #[inline]
+    pub(crate) fn has_evicted(&self) -> bool {
+        self.evicted.is_in_use()
+    }
+
     /// Bytes in use for evicted keys.
     pub(crate) fn evicted_bytes(&self) -> usize {
         self.evicted.bytes()

@@ -14,7 +14,7 @@ use super::family::Moves;
 use super::group::Locked;
 use super::rules::{Record, on_word, worth_of};
 use super::shards::{Call, Shard, Target};
-use super::table::{Line, Place, Tag, Worth};
+use super::table::{Line, Place, Presence, Tag, Worth};
 use super::{KnownRule, MemoryStore};
 
 impl MemoryStore {
@@ -310,17 +310,22 @@ impl MemoryStore {
         let tag = Tag::new(hash, rule);
         // Shards are always locked before sets.
         let mut own = match &locked {
-            None => self.lock(std::iter::once(target)),
-            Some(_) => Locked::default(),
+            None if record.may_be_in_maps() => self.lock(std::iter::once(target)),
+            _ => Locked::default(),
         };
         let shard = self.shards.index(hash);
         let mut shard = locked.and_then(|locked| locked.get(shard)).or_else(|| own.get(shard));
         let _guard = self.table.lock(place);
-        while !self.table.is_absent(place, tag) {
-            if let Some(outcome) = self.apply_to_word(algorithm, record, place, tag, call) {
-                return outcome;
+        let free = loop {
+            match self.table.presence(place, tag) {
+                Presence::Absent { free } => break free,
+                Presence::Present => {
+                    if let Some(outcome) = self.apply_to_word(algorithm, record, place, tag, call) {
+                        return outcome;
+                    }
+                }
             }
-        }
+        };
         let apply =
             |state: &mut A::State| limit::apply(algorithm, call.op, state, now, call.ask.cost, call.taken);
         let adopted = match record.has_siblings() {
@@ -347,11 +352,11 @@ impl MemoryStore {
             return outcome;
         }
         let word = algorithm.pack(record.base(), state);
-        let own = match worth_of(algorithm, &state, now) {
+        let own = || match worth_of(algorithm, &state, now) {
             Worth::Idle => 0,
             Worth::Live(worth) => worth,
         };
-        if !self.table.put(place, tag, word, own, &self.judge(now)) {
+        if !self.table.put(place, free, (tag, word), own, &self.judge(now)) {
             // Everything there is worth as much: it is remembered as if it had been put and evicted at once.
             self.judge(now).remember(tag, word, Cause::Unplaced);
         }

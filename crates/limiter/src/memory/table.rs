@@ -91,6 +91,7 @@ pub(crate) struct Place {
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'a> {
     slots: &'a [Slot; LINE],
+    index: usize,
     place: Place,
 }
 
@@ -135,6 +136,55 @@ enum Room<'a> {
     Free(Seen<'a>),
     /// Every slot is in use; this one is worth least.
     Least { worth: u64, seen: Seen<'a> },
+}
+
+/// Whether a key is in the table.
+pub(crate) enum Presence<'a> {
+    /// It is.
+    Present,
+    /// It is not. The first slot of its own set that has no owner, if there is one.
+    Absent { free: Option<Seen<'a>> },
+}
+
+/// A search for a key under its lock, line after line.
+struct Search<'a> {
+    tag: Tag,
+    /// Whether a slot was changing hands, which could hide the key.
+    is_hidden: bool,
+    /// The first slot without an owner.
+    free: Option<&'a Slot>,
+}
+
+/// Why a search ends.
+enum End {
+    /// The key is here.
+    Found,
+    /// The slot was never used: keys are put in the first one of their order.
+    Unused,
+}
+
+impl<'a> Search<'a> {
+    #[inline]
+    fn in_line(&mut self, line: &'a [Slot; LINE]) -> Option<End> {
+        for slot in line {
+            let tag = slot.tag.load(Ordering::Acquire);
+            if tag == self.tag.0 {
+                return Some(End::Found);
+            }
+            match tag {
+                EMPTY => {
+                    self.free.get_or_insert(slot);
+                    return Some(End::Unused);
+                }
+                DEAD => {
+                    self.free.get_or_insert(slot);
+                }
+                TAKEN => self.is_hidden = true,
+                _ => {}
+            }
+        }
+        None
+    }
 }
 
 /// A slot with an owner, as it was seen.
@@ -288,10 +338,11 @@ impl Table {
         self.lines.get(index)
     }
 
-    /// The line where a key belongs.
+    /// A place with the line where its key belongs.
     #[inline(always)]
-    fn home(&self, place: Place) -> Option<&[Slot; LINE]> {
-        self.line(self.extent.home(place.hash))
+    fn home(&self, place: Place) -> Option<Line<'_>> {
+        let index = self.extent.home(place.hash);
+        Some(Line { slots: self.line(index)?, index, place })
     }
 
     /// The lock under which a key of this place is put in and taken out.
@@ -372,17 +423,25 @@ impl Table {
     fn find<'a>(&'a self, line: Line<'a>, tag: Tag) -> Option<&'a Slot> {
         match Self::search(line.slots, tag) {
             Some(slot) => Some(slot),
-            None => self.find_further(line.place, tag),
+            None => self.find_further(line.slots, line.index, line.place, tag),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn find_further(&self, place: Place, tag: Tag) -> Option<&Slot> {
-        let mut searched = self.home(place)?;
-        for line in self.lines(place).into_iter().skip(1) {
-            // A slot that was never used ends the search: a key is put in the first one of its order.
-            if searched.iter().any(|slot| slot.tag.load(Ordering::Acquire) == EMPTY) {
+    fn find_further(&self, own: &[Slot; LINE], index: usize, place: Place, tag: Tag) -> Option<&Slot> {
+        // A slot that was never used ends the search: a key is put in the first one of its order.
+        let ends_search =
+            |line: &[Slot; LINE]| line.iter().any(|slot| slot.tag.load(Ordering::Acquire) == EMPTY);
+        if ends_search(own) {
+            return None;
+        }
+        let mut searched = self.line(index ^ 1)?;
+        if let Some(slot) = Self::search(searched, tag) {
+            return Some(slot);
+        }
+        for line in self.lines(place).into_iter().skip(2) {
+            if ends_search(searched) {
                 return None;
             }
             searched = self.line(line)?;
@@ -412,6 +471,12 @@ impl Table {
         (tag == slot.tag.load(Ordering::Acquire) && tag != TAKEN).then_some(Seen { slot, tag, stored })
     }
 
+    /// Looks a slot over, if it has no owner.
+    #[inline]
+    fn look_free(slot: &Slot) -> Option<Seen<'_>> {
+        Self::look(slot).filter(|seen| seen.tag == EMPTY || seen.tag == DEAD)
+    }
+
     /// Changes a key's word if the key is there: `step` is given the word and says what becomes of it, if
     /// anything. It may be called again when another thread was faster.
     #[inline(always)]
@@ -421,7 +486,7 @@ impl Table {
         tag: Tag,
         step: impl FnMut(u64) -> (Option<u64>, R),
     ) -> Option<R> {
-        self.update_from(Line { slots: self.home(place)?, place }, tag, step)
+        self.update_from(self.home(place)?, tag, step)
     }
 
     /// As [`update`](Self::update), for a line that was sent for.
@@ -450,35 +515,40 @@ impl Table {
     /// Sends for a place's own line, so that what follows waits less for it.
     #[inline(always)]
     pub(crate) fn fetch(&self, place: Place) -> Option<Line<'_>> {
-        let slots = self.home(place)?;
+        let line = self.home(place)?;
         #[cfg(all(target_arch = "x86_64", not(tollgate_loom)))]
         // SAFETY: every x86-64 processor has the instruction; it is a hint and changes nothing.
         #[allow(unsafe_code)]
         unsafe {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(slots.as_ptr().cast());
+            _mm_prefetch::<_MM_HINT_T0>(line.slots.as_ptr().cast());
         }
-        Some(Line { slots, place })
+        Some(line)
     }
 
     /// Whether a key is certainly absent: none of its slots has its tag, and none is just changing hands, which
     /// could hide it. To be asked under the key's lock.
-    pub(crate) fn is_absent(&self, place: Place, tag: Tag) -> bool {
+    pub(crate) fn presence(&self, place: Place, tag: Tag) -> Presence<'_> {
         loop {
-            let mut hidden = false;
-            for slot in self.slots(place) {
-                match slot.tag.load(Ordering::Acquire) {
-                    TAKEN => hidden = true,
-                    EMPTY => break,
-                    seen if seen == tag.0 => return false,
-                    _ => {}
-                }
+            let mut search = Search { tag, is_hidden: false, free: None };
+            let own = self.extent.own_lines_of(place.hash, self.extent.active());
+            let mut end =
+                own.into_iter().filter_map(|line| self.line(line)).find_map(|line| search.in_line(line));
+            let free = search.free;
+            if end.is_none() {
+                let others = self.lines(place).into_iter().skip(2);
+                end = others.filter_map(|line| self.line(line)).find_map(|line| search.in_line(line));
             }
-            if !hidden {
-                return true;
+            match end {
+                Some(End::Found) => return Presence::Present,
+                _ if search.is_hidden => pause(),
+                _ => return Presence::Absent { free: free.and_then(Self::look_free) },
             }
-            pause();
         }
+    }
+
+    pub(crate) fn is_absent(&self, place: Place, tag: Tag) -> bool {
+        matches!(self.presence(place, tag), Presence::Absent { .. })
     }
 
     /// The tags under which a key is there, whatever the rule.
@@ -489,9 +559,26 @@ impl Table {
     }
 
     /// Puts a key that is absent, under its lock: into a slot without an owner, else into that of an idle one, else
-    /// into that of the owner which is worth least. `own` is what the key's own state is worth: if every
-    /// slot is worth as much, nothing is put and the answer is false.
-    pub(crate) fn put(&self, place: Place, tag: Tag, word: u64, own: u64, judge: &impl Judge) -> bool {
+    /// into that of the owner which is worth least. `free` is what [`presence`](Self::presence) found. `own` is what the key's
+    /// own state is worth: if every slot is worth as much, nothing is put and the answer is false.
+    pub(crate) fn put(
+        &self,
+        place: Place,
+        free: Option<Seen<'_>>,
+        (tag, word): (Tag, u64),
+        own: impl FnOnce() -> u64,
+        judge: &impl Judge,
+    ) -> bool {
+        // Mostly there is a slot without an owner, and nobody's worth matters.
+        if free.is_some_and(|seen| self.take(seen, tag, word)) {
+            return true;
+        }
+        self.put_among_others(place, tag, word, own(), judge)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_among_others(&self, place: Place, tag: Tag, word: u64, own: u64, judge: &impl Judge) -> bool {
         let mut tries = 0;
         loop {
             let taken = match self.find_room(place, tag, judge) {
@@ -523,11 +610,6 @@ impl Table {
     }
 
     fn find_room(&self, place: Place, tag: Tag, judge: &impl Judge) -> Option<Room<'_>> {
-        // Mostly there is a slot without an owner, and nobody's worth matters.
-        let own = self.home(place).and_then(|line| line.iter().find(|slot| Self::is_free(slot)));
-        if let Some(seen) = own.and_then(Self::look).filter(|seen| seen.tag == EMPTY || seen.tag == DEAD) {
-            return Some(Room::Free(seen));
-        }
         // Idle owners may come back: newcomers do not all displace the same one.
         let first = (tag.0 >> RULE_BITS) as usize % (SETS * SET);
         let mut idle: Option<(usize, Seen<'_>)> = None;
