@@ -164,3 +164,32 @@ async fn a_lease_whose_reply_was_lost_goes_back_with_its_request() {
         tokio::time::sleep(2 * DEADLINE).await;
     }
 }
+
+/// A release and a decision that comes after it take different connections: the release is on its way over one on which nothing
+/// gets through, the decision takes the spare one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decision_over_a_spare_connection_does_not_overtake_a_release() {
+    let server = RedisServer::start();
+    let proxy = tollgate_testkit::Proxy::in_front_of(server.port());
+    let node = node(&proxy.url()).await;
+    let rule = node.define("in progress", leases(1)).unwrap();
+    let of = move |key: &'static str, id| Charge { rule, key: key.into(), ask: lease(id) };
+    for id in 0..5 {
+        until_exact(&node).await;
+        assert!(node.charge(&[of("alice", id)], None).await.unwrap().allowed);
+        proxy.black_hole_next();
+        let other = tokio::spawn({
+            let node = Arc::clone(&node);
+            async move { node.charge(&[of("bob", id)], None).await.unwrap() }
+        });
+        // Its reply is overdue after a quarter of the deadline. Meanwhile a release is sent behind it.
+        tokio::time::sleep(DEADLINE / 8).await;
+        node.give_back(of("alice", id));
+        tokio::time::sleep(DEADLINE / 6).await;
+        let next = node.charge(&[of("alice", 100 + id)], None).await.unwrap();
+        assert!(next.allowed, "nothing else is in progress");
+        node.give_back(of("alice", 100 + id));
+        node.give_back(of("bob", id));
+        assert!(other.await.unwrap().allowed);
+    }
+}

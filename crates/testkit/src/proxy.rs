@@ -36,6 +36,7 @@ enum Behaviour {
     DropOneIn(u64),
     CutRepliesAfter(usize),
     BlackHole,
+    BlackHoleNext,
     DropReplies,
     Refuse,
     Rewrite { from: Vec<u8>, to: Vec<u8> },
@@ -65,6 +66,7 @@ struct Connection {
     server: TcpStream,
     client_has_left: AtomicBool,
     is_cut: AtomicBool,
+    is_black_hole: AtomicBool,
 }
 
 struct Chunk {
@@ -132,6 +134,11 @@ impl Proxy {
     /// Swallows requests and replies and closes nothing.
     pub fn black_hole(&self) {
         self.shared.behave(Behaviour::BlackHole);
+    }
+
+    /// Swallows what comes over the connection that sends the next request, for as long as it is open. The others go on.
+    pub fn black_hole_next(&self) {
+        self.shared.behave(Behaviour::BlackHoleNext);
     }
 
     /// Passes requests on and swallows the replies.
@@ -258,7 +265,7 @@ impl Shared {
             match (&connection.client).read(&mut buffer) {
                 Ok(0) => break Shutdown::Write,
                 Err(_) => break Shutdown::Both,
-                Ok(_) if self.lock().behaviour == Behaviour::BlackHole => {}
+                Ok(_) if self.swallows_requests(connection) => {}
                 Ok(length) => {
                     if (&connection.server).write_all(&buffer[..length]).is_err() {
                         break Shutdown::Both;
@@ -273,6 +280,15 @@ impl Shared {
         let _ = connection.server.shutdown(how);
     }
 
+    fn swallows_requests(&self, connection: &Connection) -> bool {
+        let mut state = self.lock();
+        if state.behaviour == Behaviour::BlackHoleNext {
+            state.behaviour = Behaviour::Pass;
+            connection.is_black_hole.store(true, Ordering::Relaxed);
+        }
+        state.behaviour == Behaviour::BlackHole || connection.is_black_hole.load(Ordering::Relaxed)
+    }
+
     fn carry_replies(&self, connection: &Connection, replies: Receiver<Chunk>) -> Result<()> {
         let mut counted = (0, 0);
         let mut held = Vec::new();
@@ -281,7 +297,9 @@ impl Shared {
             held.append(&mut bytes);
             let mut bytes = std::mem::take(&mut held);
             match behaviour {
-                Behaviour::Pass | Behaviour::Delay(_) | Behaviour::Refuse => connection.reply(&bytes)?,
+                Behaviour::Pass | Behaviour::Delay(_) | Behaviour::Refuse | Behaviour::BlackHoleNext => {
+                    connection.reply(&bytes)?;
+                }
                 Behaviour::BlackHole | Behaviour::DropReplies => {}
                 Behaviour::DelayOneIn(pieces, time) => {
                     if self.is_one_in(pieces) {
@@ -349,7 +367,13 @@ impl Connection {
         }
         // A client that does not read must not keep a thread from noticing the end.
         client.set_write_timeout(Some(Duration::from_millis(50))).expect("a socket takes this option");
-        Self { client, server, client_has_left: AtomicBool::new(false), is_cut: AtomicBool::new(false) }
+        Self {
+            client,
+            server,
+            client_has_left: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            is_black_hole: AtomicBool::new(false),
+        }
     }
 
     fn is_open(&self) -> bool {

@@ -23,15 +23,27 @@ use crate::wire::{Message, Reply};
 
 /// Jobs on their way. If they are given up there, they may have been done or not.
 pub(super) struct Carried<'s> {
-    pub(super) jobs: Vec<Job>,
-    pub(super) unclaimed: &'s Chores,
-    /// Whether its chores were sent once more by another connection.
+    channel: Arc<Channel>,
+    jobs: Vec<Job>,
+    unclaimed: &'s Chores,
+    /// Whether there are chores among them that were not sent once more by another connection.
+    has_chores: AtomicBool,
     sent_again: AtomicBool,
 }
 
 impl<'s> Carried<'s> {
-    pub(super) fn new(jobs: Vec<Job>, unclaimed: &'s Chores) -> Self {
-        Self { jobs, unclaimed, sent_again: AtomicBool::new(false) }
+    pub(super) fn new(channel: &Arc<Channel>, jobs: Vec<Job>, unclaimed: &'s Chores) -> Self {
+        let has_chores = jobs.iter().any(|job| job.nature != Nature::Decision);
+        if has_chores {
+            channel.add_chores();
+        }
+        Self {
+            channel: Arc::clone(channel),
+            jobs,
+            unclaimed,
+            has_chores: AtomicBool::new(has_chores),
+            sent_again: AtomicBool::new(false),
+        }
     }
 
     /// Has chores sent by another connection as well: doing them twice is doing them once, and decisions that take that
@@ -41,6 +53,14 @@ impl<'s> Carried<'s> {
             for chore in self.jobs.iter().filter_map(Job::once_more) {
                 self.unclaimed.push(chore);
             }
+        }
+        self.settle_chores();
+    }
+
+    /// No decision can overtake its chores any more.
+    fn settle_chores(&self) {
+        if self.has_chores.swap(false, Ordering::AcqRel) {
+            self.channel.remove_chores();
         }
     }
 
@@ -58,6 +78,7 @@ impl<'s> Carried<'s> {
 impl Drop for Carried<'_> {
     fn drop(&mut self) {
         self.take().into_iter().for_each(|job| job.left_in_doubt(self.unclaimed));
+        self.settle_chores();
     }
 }
 
@@ -65,12 +86,8 @@ impl Drop for Carried<'_> {
 pub(super) type Done = (Arc<Channel>, Vec<(Job, Result<Reply, Problem>)>);
 
 /// Sends jobs in one call; one by one, if the keys of some are on their way to another node.
-pub(super) async fn carry(
-    channel: Arc<Channel>,
-    mut carried: Carried<'_>,
-    shared: &Shared,
-    give_up: Duration,
-) -> Done {
+pub(super) async fn carry(mut carried: Carried<'_>, shared: &Shared, give_up: Duration) -> Done {
+    let channel = Arc::clone(&carried.channel);
     shared.calls.fetch_add(1, Ordering::AcqRel);
     let _call = OnItsWay(&shared.calls);
     let at = carried.jobs.first().and_then(|job| job.at);
@@ -113,9 +130,18 @@ async fn send_watched(
     let begun = Instant::now();
     let mut connection = channel.connection();
     let mut call = pin!(shared.script.call(&mut connection, messages(&carried.jobs), at));
-    let sent = match timeout(shared.pace.overdue_after(), call.as_mut()).await {
-        Ok(sent) => Some(sent),
-        Err(_) => {
+    let sent = tokio::select! {
+        biased;
+        sent = timeout(shared.pace.overdue_after(), call.as_mut()) => sent.ok(),
+        () = channel.replaced() => {
+            carried.send_chores_again();
+            let rest = shared.pace.overdue_after().saturating_sub(begun.elapsed());
+            timeout(rest, call.as_mut()).await.ok()
+        }
+    };
+    let sent = match sent {
+        Some(sent) => Some(sent),
+        None => {
             let _overdue = channel.overdue();
             carried.send_chores_again();
             within(begun + shared.pace.deadline(), call).await

@@ -17,6 +17,10 @@ pub(super) struct Channel {
     overdue: AtomicUsize,
     is_broken: AtomicBool,
     has_lost_server: AtomicBool,
+    /// Calls on their way whose chores were not sent again.
+    with_chores: AtomicUsize,
+    is_replaced: AtomicBool,
+    replaced: Notify,
     /// Wakes the driver.
     changed: Arc<Notify>,
 }
@@ -28,6 +32,9 @@ impl Channel {
             overdue: AtomicUsize::new(0),
             is_broken: AtomicBool::new(false),
             has_lost_server: AtomicBool::new(false),
+            with_chores: AtomicUsize::new(0),
+            is_replaced: AtomicBool::new(false),
+            replaced: Notify::new(),
             changed: Arc::clone(changed),
         })
     }
@@ -59,6 +66,34 @@ impl Channel {
     pub(super) fn give_up(&self, is_server: bool) {
         self.has_lost_server.fetch_or(is_server, Ordering::AcqRel);
         self.is_broken.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    /// Another connection takes its place. Whoever waits for the reply to chores has them sent again by that one.
+    pub(super) fn replace(&self) {
+        self.is_replaced.store(true, Ordering::Release);
+        self.replaced.notify_waiters();
+    }
+
+    /// Waits until another connection takes its place.
+    pub(super) async fn replaced(&self) {
+        let replaced = self.replaced.notified();
+        if !self.is_replaced.load(Ordering::Acquire) {
+            replaced.await;
+        }
+    }
+
+    /// Whether chores are on their way that were not sent again. Decisions over another connection could overtake them.
+    pub(super) fn has_chores(&self) -> bool {
+        self.with_chores.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn add_chores(&self) {
+        self.with_chores.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn remove_chores(&self) {
+        self.with_chores.fetch_sub(1, Ordering::AcqRel);
         self.changed.notify_one();
     }
 

@@ -195,8 +195,7 @@ impl Driver {
             if jobs.is_empty() {
                 return Ok(());
             }
-            let done =
-                carry(Arc::clone(&channel), Carried::new(jobs, &unclaimed), &shared, self.give_up).await;
+            let done = carry(Carried::new(&channel, jobs, &unclaimed), &shared, self.give_up).await;
             self.finish(done);
             if channel.is_broken() {
                 return Err("its connection broke while releases were sent".to_owned());
@@ -256,6 +255,8 @@ impl Driver {
         let breakers = &shared.breakers;
         let changed = Arc::clone(&self.changed);
         let mut spares = Spares::default();
+        // Connections whose chores have to be sent again before anything else is.
+        let mut replaced: Vec<Arc<Channel>> = Vec::new();
         let (mut connected, mut judged) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut calls = FuturesUnordered::new();
         let mut decisions = Vec::with_capacity(BATCH);
@@ -279,11 +280,13 @@ impl Driver {
                 if !channel.is_fit()
                     && let Some(spare) = spares.take()
                 {
-                    channel = Channel::new(spare, &changed);
+                    channel.replace();
+                    replaced.push(std::mem::replace(&mut channel, Channel::new(spare, &changed)));
                     *shared.channel.write() = Some(Arc::clone(&channel));
                     shared.script.counts.connections.add(1);
                     self.lanes.restart();
                 }
+                replaced.retain(|old| old.has_chores());
                 if channel.is_broken() && spares.have_failed() && connected.is_empty() {
                     return Stopped::Broken;
                 }
@@ -298,14 +301,10 @@ impl Driver {
             let is_disturbed = spares.is_disturbed();
             shared.is_disturbed.store(is_disturbed, Ordering::Release);
             while channel.is_fit()
+                && replaced.is_empty()
                 && let Some(jobs) = self.lanes.next(breakers, is_disturbed)
             {
-                calls.push(carry(
-                    Arc::clone(&channel),
-                    Carried::new(jobs, &unclaimed),
-                    &shared,
-                    self.give_up,
-                ));
+                calls.push(carry(Carried::new(&channel, jobs, &unclaimed), &shared, self.give_up));
             }
             // What is left is for parts that are away.
             if unused && tidied && calls.is_empty() {
