@@ -370,3 +370,38 @@ fn health_checks_over_http2_use_one_connection_while_requests_wait() {
         checks += usize::from(seen == "check");
     }
 }
+
+/// An upgrade waits for a connection of its own, of which there is none. That is no reason to queue for those who need a stream.
+#[test]
+fn a_free_stream_is_used_while_another_request_waits_for_a_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    let (asked, is_asked) = channel();
+    std::thread::spawn(move || {
+        let mut connection = Http2::accept(&listener);
+        // SETTINGS_MAX_CONCURRENT_STREAMS
+        connection.send(&Frame::new(kind::SETTINGS, 0, 0, [0, 3, 0, 0, 0, 2]));
+        while let Ok(frame) = connection.frame() {
+            // The first request gets no answer.
+            if frame.kind == kind::HEADERS && frame.stream > 1 {
+                let head = headers(frame.stream, &[(":status", "200")], true);
+                connection.send(&Frame { flags: flag::END_HEADERS | flag::END_STREAM, ..head });
+            } else if frame.kind == kind::HEADERS {
+                asked.send(()).unwrap();
+            }
+        }
+        drop(listener);
+    });
+    let policy = format!(
+        "gateway: {{ upstreams: {{ api: {{ servers: ['{server}'], protocol: http2, max_connections: 1, max_queue: 1 }} }}, timeouts: {{ queue: 20s }} }}\nlimiters: {{}}\n"
+    );
+    let tollgate = Tollgate::start(BINARY, &policy, &["--threads", "2"]);
+    let _held = begin(&tollgate, "/", &[]);
+    is_asked.recv_timeout(20 * SECOND).unwrap();
+    let _upgrade = begin(&tollgate, "/", &[("connection", "upgrade"), ("upgrade", "websocket")]);
+    tollgate
+        .comes_to(&format!("tollgate_upstream_queue_length{{upstream=\"api\",server=\"{server}\"}}"), 1.0);
+    for _ in 0..4 {
+        assert_eq!(tollgate.get("/", &[]).status, 200);
+    }
+}

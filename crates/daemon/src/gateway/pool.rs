@@ -621,7 +621,8 @@ impl Server {
             return Some(Grant::Connection(Lease::new(None)));
         }
         if self.limit.has_queue() {
-            return None;
+            // A stream that is free is of no use to those who wait.
+            return Self::out_of_turn(want).and_then(|want| self.take(want));
         }
         if want != Want::Stream
             && !manner.is_upgrade

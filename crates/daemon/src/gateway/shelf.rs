@@ -89,18 +89,21 @@ impl Shelf {
         self.http1.lock().push(Idle { exchange, since, slot });
     }
 
-    /// The idle connection that was used last. Its server may have closed it.
+    /// The idle connection that was put here last. Its server may have closed it.
     pub(super) fn pop(&self, now: Instant) -> Option<Lease> {
         let mut kept = self.http1.lock();
-        let idle = kept.pop()?;
-        if idle.is_forgotten(now) {
-            // All below are older. They are closed when nothing is locked any more.
-            let forgotten = std::mem::take(&mut *kept);
-            drop(kept);
-            drop(forgotten);
-            return None;
+        let mut idle = kept.pop();
+        let mut forgotten = Vec::new();
+        if idle.as_ref().is_some_and(|idle| idle.is_forgotten(now)) {
+            // Those below are not all older: a connection that was put back unused keeps its time.
+            forgotten.extend(idle.take());
+            forgotten.extend(kept.extract_if(.., |idle| idle.is_forgotten(now)));
+            idle = kept.pop();
         }
-        let Idle { exchange, since, slot } = idle;
+        drop(kept);
+        // They are closed when nothing is locked any more.
+        drop(forgotten);
+        let Idle { exchange, since, slot } = idle?;
         Some(Lease { exchange: Some(exchange), since, slot: Some(slot) })
     }
 
@@ -286,5 +289,33 @@ impl Drop for Share {
     fn drop(&mut self) {
         self.0.requests.fetch_sub(1, Ordering::AcqRel);
         self.0.limit.freed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A request that was handed a connection of an earlier time and did not use it puts it back on top of newer ones.
+    #[tokio::test]
+    async fn a_forgotten_connection_that_was_put_back_does_not_close_newer_ones() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limit = Arc::new(Limit::new(Weak::new(), 8, 0));
+        let shelf = Shelf::default();
+        let begun = Instant::now();
+        for age in [60, 1, 55, 2, 51] {
+            let stream = Stream::Plain(TcpStream::connect(address).await.unwrap());
+            let now = begun + Duration::from_secs(60);
+            shelf.put(Exchange::new(stream), now - Duration::from_secs(age), limit.try_slot().unwrap());
+        }
+        let now = begun + Duration::from_secs(60);
+        let age = |lease: Option<Lease>| lease.map(|lease| (now - lease.since).as_secs());
+        assert_eq!([shelf.pop(now), shelf.pop(now), shelf.pop(now)].map(age), [Some(2), Some(1), None]);
+        assert_eq!(limit.open(), 0, "all are closed");
     }
 }
