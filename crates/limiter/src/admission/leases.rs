@@ -50,30 +50,36 @@ impl Leases {
     }
 
     /// A lease was taken again. False if its request has ended meanwhile.
-    fn granted(&self, taken: &Lease) -> bool {
+    fn granted(&self, number: u64, taken: &Lease) -> bool {
         let mut live = self.live.lock();
-        let is_it = |lease: &&mut Lease| lease.rule == taken.rule && lease.ask.lease == taken.ask.lease;
-        let Some(lease) = live.values_mut().flatten().find(is_it) else { return false };
-        lease.is_granted = true;
-        true
+        let lease = live.get_mut(&number).and_then(|leases| leases.iter_mut().find(|lease| lease.is(taken)));
+        lease.map(|lease| lease.is_granted = true).is_some()
     }
 
     /// One that is not to be renewed any more.
-    fn give_up(&self, lost: &Lease) {
-        for leases in self.live.lock().values_mut() {
-            leases.retain(|lease| lease.rule != lost.rule || lease.ask.lease != lost.ask.lease);
+    fn give_up(&self, number: u64, lost: &Lease) {
+        if let Some(leases) = self.live.lock().get_mut(&number) {
+            leases.retain(|lease| !lease.is(lost));
         }
     }
 
-    /// Those that must be renewed now, and from now on again after their time.
-    fn due(&self, now: Timestamp) -> Vec<Lease> {
+    /// Those that must be renewed now, and from now on again after their time; with the numbers under which they are kept.
+    fn due(&self, now: Timestamp) -> Vec<(u64, Lease)> {
         let mut live = self.live.lock();
         let mut due = Vec::new();
-        for lease in live.values_mut().flatten().filter(|lease| lease.due <= now) {
-            lease.due = now + lease.every;
-            due.push(lease.clone());
+        for (number, leases) in live.iter_mut() {
+            for lease in leases.iter_mut().filter(|lease| lease.due <= now) {
+                lease.due = now + lease.every;
+                due.push((*number, lease.clone()));
+            }
         }
         due
+    }
+}
+
+impl Lease {
+    fn is(&self, other: &Self) -> bool {
+        self.rule == other.rule && self.ask.lease == other.ask.lease
     }
 }
 
@@ -81,7 +87,7 @@ impl<S: Store + 'static> Shared<S> {
     /// Renews what must be.
     pub(super) async fn renew_due(&self) {
         let now = self.clock.now();
-        for lease in self.leases.due(now) {
+        for (number, lease) in self.leases.due(now) {
             let key = KeyRef { kind: Kind::Bytes, bytes: &lease.key };
             let charge = Charge { rule: lease.rule, key, ask: lease.ask };
             let renewed = self.store.apply(Op::Renew, charge, self.at(now)).await;
@@ -90,9 +96,9 @@ impl<S: Store + 'static> Shared<S> {
                 match self.store.charge(&[charge], self.at(now)).await {
                     Ok(retaken) if !retaken.allowed => {
                         self.counts.leases_lost.add();
-                        self.leases.give_up(&lease);
+                        self.leases.give_up(number, &lease);
                     }
-                    Ok(retaken) if retaken.degraded.is_empty() && !self.leases.granted(&lease) => {
+                    Ok(retaken) if retaken.degraded.is_empty() && !self.leases.granted(number, &lease) => {
                         self.give_back(charge);
                     }
                     _ => {}
