@@ -295,7 +295,8 @@ impl Driver {
                     turns = 0;
                 }
                 for _ in connected.len()..spares.wanted() {
-                    connected.push(spares::connect(Arc::clone(&self.servers), spares.patience(self.give_up)));
+                    let patience = spares.patience(self.deadline, self.give_up);
+                    connected.push(spares::connect(Arc::clone(&self.servers), patience));
                 }
             }
             let is_disturbed = spares.is_disturbed();

@@ -10,11 +10,12 @@ use crate::address::{Connection, Servers};
 
 /// How many are kept ready: usually, and for a while after one was needed.
 const USUALLY: usize = 1;
-const WHEN_DISTURBED: usize = 3;
+const WHEN_DISTURBED: usize = 8;
 const DISTURBED_FOR: Duration = Duration::from_secs(10);
 /// How long to wait after one could not be had.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// Connecting usually takes a few milliseconds. Whatever takes longer than this while replies are lost has lost one itself.
+/// Connecting usually takes a few replies. Whatever takes longer than this, or than three decisions may take, while replies are lost
+/// has lost one itself.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -55,8 +56,8 @@ impl Spares {
     }
 
     /// How long one may take.
-    pub(super) fn patience(&self, give_up: Duration) -> Duration {
-        if self.is_disturbed() { give_up.min(PATIENCE) } else { give_up }
+    pub(super) fn patience(&self, deadline: Duration, give_up: Duration) -> Duration {
+        if self.is_disturbed() { give_up.min(PATIENCE).min(3 * deadline) } else { give_up }
     }
 
     /// Takes note of one that was to be connected. While replies get lost, one that took too long is tried again at once.

@@ -33,7 +33,12 @@ pub const SLACK: Duration = Duration::from_millis(100);
 
 /// A node that has connected.
 pub async fn node(address: &str) -> Arc<Safe> {
-    let node = unready_node(address);
+    node_with_deadline(address, DEADLINE).await
+}
+
+/// The same, with a deadline of its own.
+pub async fn node_with_deadline(address: &str, deadline: Duration) -> Arc<Safe> {
+    let node = build(address, deadline);
     node.shared().ready().await.unwrap();
     until("the node is known", || node.shared().nodes() > 0 && !node.shared().health().degraded).await;
     node
