@@ -1,6 +1,7 @@
 //! Small disturbances of a real server: what is decided without it stays in proportion to what goes wrong.
 #![allow(
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "a test that cannot set itself up fails, and servers live in real time"
 )]
@@ -8,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use tollgate::OnFailure;
-use tollgate_testkit::{Proxy, RedisServer};
+use tollgate_testkit::{Cluster, Flavour, Proxy, RedisServer};
 
 use crate::common::*;
 
@@ -46,6 +47,30 @@ async fn one_lost_reply_in_ten_degrades_no_more_than_a_quarter_of_decisions() {
         assert!(calls > 500, "{calls}: too few to mean anything");
         assert!(percent > 1.0 && percent <= 25.0, "{percent:.1} % of {calls} with {deadline:?}");
     }
+}
+
+/// One late reply of a node of a cluster held up all other keys of that node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_late_reply_in_a_hundred_of_a_cluster_holds_up_no_other_keys() {
+    let cluster = Cluster::start(Flavour::Redis);
+    let proxies = cluster.put_behind_proxies();
+    let deadline = DEADLINE / 5;
+    let address = format!("redis-cluster://127.0.0.1:{}", proxies[0].port());
+    let node = node_with_deadline(&address, deadline).await;
+    let rule = define(std::slice::from_ref(&node), once(1_000_000), OnFailure::Open);
+    proxies.iter().for_each(|proxy| proxy.delay_one_in(100, 3 * deadline));
+    let keys: Vec<_> = (0..8).map(|number| format!("caller {number}")).collect();
+    let loads: Vec<_> = keys.iter().map(|key| Load::start(&node, rule, key, 4)).collect();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let mut calls = Vec::new();
+    for load in loads {
+        calls.extend(load.finish().await);
+    }
+    assert!(calls.iter().all(|call| call.allowed));
+    let degraded = calls.iter().filter(|call| call.degraded).count();
+    let percent = 100.0 * degraded as f64 / calls.len() as f64;
+    assert!(calls.len() > 500, "{}: too few to mean anything", calls.len());
+    assert!(percent <= 3.0, "{percent:.1} % of {}", calls.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::redis::wait_until;
-use crate::{Flavour, RedisServer};
+use crate::{Flavour, Proxy, RedisServer};
 
 /// Three primaries, each with a replica.
 #[derive(Debug)]
@@ -50,6 +50,20 @@ impl Cluster {
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
         format!("redis-cluster://{}", nodes.join(","))
+    }
+
+    /// Puts a proxy in front of each node. From now on clients of the cluster are sent there.
+    pub fn put_behind_proxies(&self) -> Vec<Proxy> {
+        let proxies: Vec<_> = self.nodes.iter().map(|node| Proxy::in_front_of(node.port())).collect();
+        for (node, proxy) in self.nodes.iter().zip(&proxies) {
+            node.command(&["CONFIG", "SET", "cluster-announce-port", &proxy.port().to_string()]);
+        }
+        let knows_all = |node: &RedisServer| {
+            let known = node.command(&["CLUSTER", "NODES"]);
+            proxies.iter().all(|proxy| known.contains(&format!("127.0.0.1:{}@", proxy.port())))
+        };
+        wait_until("all nodes know of the proxies", || self.nodes.iter().all(knows_all));
+        proxies
     }
 
     /// All nodes.

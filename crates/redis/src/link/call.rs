@@ -91,17 +91,12 @@ pub(super) async fn carry(mut carried: Carried<'_>, shared: &Shared, give_up: Du
     shared.calls.fetch_add(1, Ordering::AcqRel);
     let _call = OnItsWay(&shared.calls);
     let at = carried.jobs.first().and_then(|job| job.at);
-    if !channel.is_cluster() {
-        let sent = send_watched(&channel, &carried, at, shared).await;
-        return (channel, divided(carried.take(), sent));
-    }
-    let connection = channel.connection();
-    let sent = send(connection.clone(), messages(&carried.jobs), at, &shared.script, give_up).await;
+    let sent = send_watched(&channel, &carried, at, shared, give_up).await;
     if let Err(problem) = &sent
         && problem.is_moving()
         && carried.jobs.len() > 1
     {
-        let one = |job| send(connection.clone(), messages(job), at, &shared.script, give_up);
+        let one = |job| send(channel.connection(), messages(job), at, &shared.script, give_up);
         let results = join_all(carried.jobs.chunks(1).map(one)).await;
         return (channel, carried.take().into_iter().zip(results).collect());
     }
@@ -119,15 +114,18 @@ fn divided(jobs: Vec<Job>, sent: Result<Reply, Problem>) -> Vec<(Job, Result<Rep
     }
 }
 
-/// Sends jobs to one server, and waits no longer than a decision may take. While the reply is overdue, others take another
-/// connection.
+/// Sends jobs, and waits no longer than a decision may take; in a cluster longer, because the nodes may change. While the reply is
+/// overdue, others take another connection.
 async fn send_watched(
     channel: &Arc<Channel>,
     carried: &Carried<'_>,
     at: Option<Timestamp>,
     shared: &Shared,
+    give_up: Duration,
 ) -> Result<Reply, Problem> {
     let begun = Instant::now();
+    let time = if channel.is_cluster() { give_up } else { shared.pace.deadline() };
+    let breaker = shared.breakers.of(carried.jobs.first().map_or(0, |job| job.tag));
     let mut connection = channel.connection();
     let mut call = pin!(shared.script.call(&mut connection, messages(&carried.jobs), at));
     let sent = tokio::select! {
@@ -144,7 +142,16 @@ async fn send_watched(
         None => {
             let _overdue = channel.overdue();
             carried.send_chores_again();
-            within(begun + shared.pace.deadline(), call).await
+            let mut waited = shared.pace.deadline();
+            loop {
+                match within(begun + waited.min(time), call.as_mut()).await {
+                    Some(sent) => break Some(sent),
+                    None if waited >= time => break None,
+                    // A server is judged by its calls, of which each may carry many decisions.
+                    None => breaker.failed(),
+                }
+                waited += shared.pace.deadline();
+            }
         }
     };
     match sent {
@@ -153,7 +160,7 @@ async fn send_watched(
             Ok(reply)
         }
         Some(Err(error)) => Err(Problem::Server(error)),
-        None => Err(Problem::Silence(shared.pace.deadline())),
+        None => Err(Problem::Silence(time)),
     }
 }
 

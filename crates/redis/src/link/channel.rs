@@ -47,9 +47,19 @@ impl Channel {
         self.connection.is_cluster()
     }
 
-    /// Whether more can be sent. The nodes of a cluster fail by themselves, and their connections are not ours to replace.
+    /// Whether more can be sent. The nodes of a cluster fail by themselves: the others go on.
     pub(super) fn is_fit(&self) -> bool {
-        self.is_cluster() || !self.is_broken() && self.overdue.load(Ordering::Acquire) == 0
+        self.is_cluster() || !self.is_broken() && !self.has_overdue()
+    }
+
+    /// Whether another connection should take its place, if there is one.
+    pub(super) fn should_be_replaced(&self) -> bool {
+        self.is_broken() && !self.is_cluster() || self.has_overdue()
+    }
+
+    /// Whether a reply is overdue.
+    pub(super) fn has_overdue(&self) -> bool {
+        self.overdue.load(Ordering::Acquire) > 0
     }
 
     /// Whether it must not be used again.

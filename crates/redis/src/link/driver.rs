@@ -254,8 +254,8 @@ impl Driver {
         let shared = Arc::clone(&self.shared);
         let breakers = &shared.breakers;
         let changed = Arc::clone(&self.changed);
-        let mut spares = Spares::default();
-        // Connections whose chores have to be sent again before anything else is.
+        let mut spares = Spares::new(cluster);
+        // Connections that others have taken the place of, while a reply is overdue or chores were not sent again.
         let mut replaced: Vec<Arc<Channel>> = Vec::new();
         let (mut connected, mut judged) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut calls = FuturesUnordered::new();
@@ -273,20 +273,23 @@ impl Driver {
             {
                 self.take_in(chore);
             }
+            if !cluster && channel.has_lost_server() {
+                return Stopped::Broken;
+            }
+            if channel.should_be_replaced()
+                && let Some(spare) = spares.take()
+            {
+                replaced.push(self.replace(&mut channel, spare));
+            }
+            replaced.retain(|old| {
+                let is_waited_for = old.has_chores() || old.has_overdue() && !old.is_broken();
+                // A late reply of one node says little of the others, and connecting with all of them takes long.
+                if cluster && !is_waited_for && !old.is_broken() {
+                    spares.put_back(old.connection());
+                }
+                is_waited_for
+            });
             if !cluster {
-                if channel.has_lost_server() {
-                    return Stopped::Broken;
-                }
-                if !channel.is_fit()
-                    && let Some(spare) = spares.take()
-                {
-                    channel.replace();
-                    replaced.push(std::mem::replace(&mut channel, Channel::new(spare, &changed)));
-                    *shared.channel.write() = Some(Arc::clone(&channel));
-                    shared.script.counts.connections.add(1);
-                    self.lanes.restart();
-                }
-                replaced.retain(|old| old.has_chores());
                 if channel.is_broken() && spares.have_failed() && connected.is_empty() {
                     return Stopped::Broken;
                 }
@@ -294,15 +297,17 @@ impl Driver {
                 if channel.is_fit() {
                     turns = 0;
                 }
-                for _ in connected.len()..spares.wanted() {
-                    let patience = spares.patience(self.deadline, self.give_up);
-                    connected.push(spares::connect(Arc::clone(&self.servers), patience));
-                }
             }
+            spares.tidy();
+            for _ in connected.len()..spares.wanted() {
+                let patience = spares.patience(self.deadline, self.give_up);
+                connected.push(spares::connect(Arc::clone(&self.servers), patience));
+            }
+            let is_overtaking = replaced.iter().any(|old| old.has_chores());
             let is_disturbed = spares.is_disturbed();
             shared.is_disturbed.store(is_disturbed, Ordering::Release);
             while channel.is_fit()
-                && replaced.is_empty()
+                && !is_overtaking
                 && let Some(jobs) = self.lanes.next(breakers, is_disturbed)
             {
                 calls.push(carry(Carried::new(&channel, jobs, &unclaimed), &shared, self.give_up));
@@ -314,14 +319,17 @@ impl Driver {
             tokio::select! {
                 biased;
                 Some(done) = calls.next(), if !calls.is_empty() => {
-                    if (cluster || Arc::ptr_eq(&done.0, &channel))
+                    if Arc::ptr_eq(&done.0, &channel)
                         && let Some((job, _)) = done.1.first()
                     {
                         self.lanes.leave(job.tag);
                     }
                     self.finish(done);
                 }
-                Some(late) = self.late.recv() => judged.push(judge(late, shared.pace.overdue_after())),
+                Some(late) = self.late.recv() => {
+                    let time = if cluster { self.give_up } else { shared.pace.overdue_after() };
+                    judged.push(judge(late, time));
+                }
                 Some((tag, channel, result)) = judged.next(), if !judged.is_empty() => match result {
                     // Nobody waits for it any more: leases are given back.
                     Some(result) => drop(shared.judged(tag, &channel, result)),
@@ -331,7 +339,7 @@ impl Driver {
                     }
                 },
                 Some(spare) = connected.next(), if !connected.is_empty() => spares.connected(spare),
-                () = sleep_until(spares.next_attempt()), if !cluster && spares.have_failed() => {}
+                () = sleep_until(spares.next_attempt()), if spares.have_failed() => {}
                 () = sleep_until(spares.silent_since() + self.deadline), if !cluster && !channel.is_fit() => {
                     // Those who read replies may not have had their turn yet.
                     if turns >= TURNS {
@@ -364,9 +372,8 @@ impl Driver {
                 }
                 Some(connected) = connecting.next(), if !connecting.is_empty() => match connected {
                     Some(anew) => {
-                        shared.script.counts.connections.add(1);
-                        channel = Channel::new(anew, &changed);
-                        *shared.channel.write() = Some(Arc::clone(&channel));
+                        spares.clear();
+                        replaced.push(self.replace(&mut channel, anew));
                     }
                     None => return Stopped::Broken,
                 },
@@ -387,6 +394,16 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Has another connection used from now on. Yields the one that it takes the place of.
+    fn replace(&mut self, channel: &mut Arc<Channel>, connection: Connection) -> Arc<Channel> {
+        let old = std::mem::replace(channel, Channel::new(connection, &self.changed));
+        old.replace();
+        *self.shared.channel.write() = Some(Arc::clone(channel));
+        self.shared.script.counts.connections.add(1);
+        self.lanes.restart();
+        old
     }
 
     /// A chore waits its turn, unless too many of parts that are away do already: then its lease expires.
@@ -426,7 +443,7 @@ impl Driver {
                         // Chores go on being sent where nobody asks and fails, and each of these would be waited for.
                         breaker.open();
                     }
-                    if !channel.is_cluster() && problem.is_fatal() {
+                    if problem.is_fatal() {
                         channel.give_up(problem.is_of_server());
                     }
                     self.shared.complain(&problem);

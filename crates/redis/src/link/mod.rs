@@ -286,11 +286,6 @@ impl Link {
             }
         };
         let answer = answer.unwrap_or_else(|| {
-            // One server is judged by its calls, of which each may carry many decisions. In a cluster a call is waited for
-            // longer than a decision.
-            if self.has_slots() {
-                breaker.failed();
-            }
             counts.late.add(1);
             Err(unavailable(&format!("no answer within {:?}", self.deadline)))
         });
@@ -316,6 +311,10 @@ impl Link {
         match within(deadline, call.as_mut()).await {
             Some(result) => Some(self.shared.judged(tag, &channel, result)),
             None => {
+                // In a cluster a call is waited for longer than a decision.
+                if channel.is_cluster() {
+                    self.shared.breakers.of(tag).failed();
+                }
                 let _ = self.late.send(Late { tag, channel, call });
                 None
             }

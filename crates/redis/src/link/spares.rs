@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(super) struct Spares {
+    is_cluster: bool,
     ready: Vec<Connection>,
     /// When one was last needed.
     needed: Option<Instant>,
@@ -28,6 +29,10 @@ pub(super) struct Spares {
 }
 
 impl Spares {
+    pub(super) fn new(is_cluster: bool) -> Self {
+        Self { is_cluster, ..Self::default() }
+    }
+
     /// One that takes the place of the connection in use.
     pub(super) fn take(&mut self) -> Option<Connection> {
         self.needed = Some(Instant::now());
@@ -49,15 +54,24 @@ impl Spares {
         self.needed.is_some_and(|needed| needed.elapsed() < DISTURBED_FOR)
     }
 
+    /// Closes those that are not needed any more.
+    pub(super) fn tidy(&mut self) {
+        self.ready.truncate(self.most());
+    }
+
     /// How many connections should be on their way now.
     pub(super) fn wanted(&self) -> usize {
-        let kept = if self.is_disturbed() { WHEN_DISTURBED } else { USUALLY };
-        if self.have_failed() { 0 } else { kept.saturating_sub(self.ready.len()) }
+        if self.have_failed() { 0 } else { self.most().saturating_sub(self.ready.len()) }
+    }
+
+    fn most(&self) -> usize {
+        if self.is_disturbed() { WHEN_DISTURBED } else { USUALLY }
     }
 
     /// How long one may take.
     pub(super) fn patience(&self, deadline: Duration, give_up: Duration) -> Duration {
-        if self.is_disturbed() { give_up.min(PATIENCE).min(3 * deadline) } else { give_up }
+        let is_short = self.is_disturbed() && !self.is_cluster;
+        if is_short { give_up.min(PATIENCE).min(3 * deadline) } else { give_up }
     }
 
     /// Takes note of one that was to be connected. While replies get lost, one that took too long is tried again at once.
@@ -67,9 +81,21 @@ impl Spares {
                 self.failed = None;
                 self.ready.push(connection);
             }
-            None if self.is_disturbed() => {}
+            None if self.is_disturbed() && !self.is_cluster => {}
             _ => self.failed = Some(Instant::now()),
         }
+    }
+
+    /// Takes a connection back that works again.
+    pub(super) fn put_back(&mut self, connection: Connection) {
+        if self.ready.len() < self.most() {
+            self.ready.push(connection);
+        }
+    }
+
+    /// Closes all: the cluster is not what it was when they were opened.
+    pub(super) fn clear(&mut self) {
+        self.ready.clear();
     }
 
     /// Whether the last attempt to open a spare connection failed a short time ago, and none is ready.
