@@ -309,16 +309,25 @@ impl Evicted {
         let (Some(first), Some(second)) = (lines.line(place.first), lines.line(place.second)) else { return };
         [first, second].iter().for_each(|line| line.clean(now));
         let in_second = entry | SECOND;
-        // What was remembered before is part of this, or was given back.
-        let known = first.find(entry).map(|slot| (slot, entry));
-        if let Some((slot, entry)) = known.or_else(|| Some((second.find(in_second)?, in_second))) {
-            slot.store(if is_nothing { 0 } else { entry }, Ordering::Relaxed);
+        let lookups = [(first, entry), (second, in_second)];
+        let known = lookups.into_iter().find_map(|(line, entry)| Some((line.find(entry)?, line, entry)));
+        if let Some((slot, line, entry)) = known {
+            let before = slot.load(Ordering::Relaxed);
+            let after = match cause {
+                // It was read before: it is part of this, or was given back.
+                Cause::Unplaced if is_nothing => 0,
+                Cause::Unplaced => entry,
+                // It may be of another key with the same fingerprint, which must not lose it.
+                Cause::Evicted if is_nothing => before,
+                Cause::Evicted => stricter(before, entry, line.cleaned()),
+            };
+            slot.store(after, Ordering::Relaxed);
             return;
         }
         if is_nothing {
             return;
         }
-        for (line, entry) in [(first, entry), (second, in_second)] {
+        for (line, entry) in lookups {
             if let Some(slot) = line.free() {
                 if line.is_empty() {
                     lines.used.fetch_add(1, Ordering::Relaxed);
@@ -328,7 +337,7 @@ impl Evicted {
             }
         }
         let own = weight(entry, now, now);
-        let weights = [(first, entry), (second, in_second)]
+        let weights = lookups
             .into_iter()
             .flat_map(|(line, entry)| line.weights(now).map(move |(weight, slot)| (weight, slot, entry)));
         let Some((least, slot, entry_there)) = weights.min_by_key(|(weight, ..)| *weight) else { return };
@@ -579,5 +588,32 @@ impl<'a> Line<'a> {
         if let Some((word, bit)) = self.bit(fingerprint << FINGERPRINT_SHIFT).filter(|_| self.has_bitmap()) {
             word.fetch_and(!bit, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::Nanos;
+
+    use super::*;
+
+    /// Both were in the table at the same time, so that the second has not inherited what is remembered of the first.
+    #[test]
+    fn a_key_with_the_same_fingerprint_does_not_erase_what_another_has_used() {
+        let limit = Limit::sliding_log(10, Nanos::from_secs(60)).unwrap();
+        let shape = Shape::of(&limit).unwrap();
+        let evicted = Evicted::with_bytes(2 * WORDS * size_of::<u32>());
+        let now = Timestamp::from_secs(1000);
+        let until = Timestamp::from_secs(1050);
+        let remember = |hash, used, is_exhausted| {
+            let summary = Summary { until, used: Some(used) };
+            evicted.remember(hash, shape, summary, is_exhausted, Cause::Evicted, now);
+        };
+        remember(0, 10, true);
+        let lines = evicted.lines.get().unwrap();
+        let place = |hash| (lines.place(hash).first, lines.place(hash).second, lines.place(hash).fingerprint);
+        let other = (1..).find(|hash| place(*hash) == place(0)).unwrap();
+        remember(other, 1, false);
+        assert_eq!(evicted.recall(0, shape, now).unwrap().used, Some(10));
     }
 }
