@@ -18,7 +18,7 @@ const KEY: &str = "user:0000000000000000042";
 /// A name, and what to run N times.
 type Scenario = (&'static str, fn(u64));
 
-const SCENARIOS: [Scenario; 13] = [
+const SCENARIOS: [Scenario; 14] = [
     ("token-bucket-admitted", |n| repeat(n, &limiter(Quota::per_second(1_000_000_000)))),
     ("token-bucket-any-ratio", |n| repeat(n, &limiter(Quota::per_second(333).burst(1_000_000)))),
     ("token-bucket-refused", |n| repeat(n, &limiter(Quota::per_hour(1)))),
@@ -32,6 +32,8 @@ const SCENARIOS: [Scenario; 13] = [
         repeat(n, &built(RateLimiter::per_second(1_000_000_000).and(Quota::per_hour(1_000_000_000))))
     }),
     ("concurrency", permits),
+    // A flood of requests in progress must not make each new one look at all of them.
+    ("concurrency-when-full", permits_when_full),
     ("admit-demo-policy", |n| admit(n, "pro_1", "")),
     ("admit-demo-policy-refused", |n| admit(n, "free", "")),
     // Where one limiter's cost is told by requests, nothing is known of any beforehand.
@@ -126,5 +128,19 @@ fn permits(n: u64) {
     let limiter = ConcurrencyLimiter::builder(20).own_store(store()).build();
     for _ in 0..n {
         drop(black_box(limiter.acquire(black_box(KEY))));
+    }
+}
+
+/// New keys in a store that is full of requests in progress. They pass, and are not counted.
+fn permits_when_full(n: u64) {
+    let limiter = ConcurrencyLimiter::builder(20).own_store(store()).build();
+    let mut held = Vec::new();
+    let mut key = 0;
+    while limiter.store().stats().failed_open < 100 {
+        held.push(limiter.acquire(key));
+        key += 1;
+    }
+    for key in key..key + n {
+        drop(black_box(limiter.acquire(black_box(key))));
     }
 }

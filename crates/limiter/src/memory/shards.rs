@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use tollgate_core::concurrency::InProgress;
 use tollgate_core::key::{Key, KeyRef};
 use tollgate_core::limit::{Ask, Op, State};
 use tollgate_core::store::StoreError;
-use tollgate_core::{Outcome, Timestamp};
+use tollgate_core::{Nanos, Outcome, Timestamp};
 
 use super::budget::Budget;
 use super::evicted::Cause;
@@ -30,6 +30,8 @@ pub(crate) struct Shards {
     budget: Arc<Budget>,
     /// How often [`relieve`](Self::relieve) was called.
     relieved: AtomicUsize,
+    /// When all shards are searched again for an entry that can be evicted, after there was none.
+    next_relief: AtomicU64,
 }
 
 /// Who is looked for.
@@ -97,6 +99,9 @@ enum Identity {
 const PASSING: usize = 2;
 const SEARCH: usize = 16;
 
+/// How often all shards are searched for an entry that can be evicted, while there is none.
+const RELIEF_EVERY: Nanos = Nanos::new(10_000_000);
+
 /// What an allocator adds to what it is asked for, at most.
 const ALLOCATION: usize = 24;
 
@@ -110,7 +115,13 @@ impl Shards {
     pub(crate) fn new(budget: Arc<Budget>, exact: bool) -> Self {
         let count = (budget.max_map_bytes() >> 16).clamp(1, 64).next_power_of_two();
         let shards = (0..count).map(|_| Mutex::new(Shard::new(Arc::clone(&budget))));
-        Self { shards: shards.collect(), exact, budget, relieved: AtomicUsize::new(0) }
+        Self {
+            shards: shards.collect(),
+            exact,
+            budget,
+            relieved: AtomicUsize::new(0),
+            next_relief: AtomicU64::new(0),
+        }
     }
 
     /// The number of the shard of a hash.
@@ -326,15 +337,23 @@ impl Shards {
     }
 
     /// Evicts one entry from whichever shard can be had. A shard that others hold, or this thread itself, is passed
-    /// over: waiting for it could be for ever.
+    /// over: waiting for it could be for ever. While all entries are of requests in progress, this looks at every one in vain:
+    /// so a flood of those does not make it look each time.
     fn relieve(&self, rules: &Rules, now: Timestamp) -> bool {
+        if now.as_nanos() < self.next_relief.load(Ordering::Relaxed) {
+            return false;
+        }
         // Not always from the same shard.
         let first = self.relieved.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
         let (before, from) = self.shards.split_at(first);
-        from.iter().chain(before).filter_map(Mutex::try_lock).any(|mut shard| {
+        let has_evicted = from.iter().chain(before).filter_map(Mutex::try_lock).any(|mut shard| {
             let least = shard.least(rules, now, None);
             least.map(|(position, _)| shard.evict(rules, position, now)).is_some()
-        })
+        });
+        if !has_evicted {
+            self.next_relief.store((now + RELIEF_EVERY).as_nanos(), Ordering::Relaxed);
+        }
+        has_evicted
     }
 
     /// Takes a key's state out, with the rule under which it was charged last.
