@@ -196,6 +196,23 @@ fn keys_that_come_and_go_do_not_make_the_store_grow() {
 }
 
 /// Logs and buckets draw from one pool: whichever is in use can have most of it, and leaves some to the other.
+/// With a limit that high a state is idle at once. If other keys took its slot each time, every call would be a key's first,
+/// which takes many times as long.
+#[test]
+fn idle_keys_that_come_back_soon_keep_their_slots() {
+    let clock = ManualClock::at(at(TODAY));
+    let store = Arc::new(MemoryStore::builder().clock(clock.clone()).build());
+    let limiter = RateLimiter::builder(Quota::per_second(1_000_000_000)).store(&store).build();
+    for _ in 0..5 {
+        for key in 0..100_000_u64 {
+            clock.advance(Duration::from_micros(1));
+            assert!(limiter.check(key).is_ok());
+        }
+    }
+    let stats = store.stats();
+    assert!(stats.bytes > 100_000 * 16, "{stats:?}");
+}
+
 #[test]
 fn memory_goes_where_it_is_used() {
     const BYTES: usize = 1 << 20;

@@ -32,6 +32,10 @@ impl Judge for Floors {
         if word == 0 { Worth::Idle } else { Worth::Live(word) }
     }
 
+    fn is_recent(&self, tag: Tag, word: u64) -> bool {
+        self.worth(tag, word) != Worth::Idle
+    }
+
     fn evict(&self, tag: Tag, word: u64) {
         for (known, floor) in &self.0 {
             if *known == tag {

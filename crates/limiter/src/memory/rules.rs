@@ -601,6 +601,9 @@ struct RecordOf {
     limit: Limit,
 }
 
+/// A key that was in use so many nanoseconds ago is expected back.
+const RECENT: u64 = 1_000_000_000;
+
 /// The rules as the table sees them at one instant.
 pub(crate) struct JudgeAt<'a> {
     pub(crate) rules: &'a Rules,
@@ -611,6 +614,11 @@ pub(crate) struct JudgeAt<'a> {
 impl Judge for JudgeAt<'_> {
     fn worth(&self, tag: Tag, word: u64) -> Worth {
         self.rules.worth(tag, word, self.now)
+    }
+
+    fn is_recent(&self, tag: Tag, word: u64) -> bool {
+        let before = Timestamp::from_nanos(self.now.as_nanos().saturating_sub(RECENT));
+        self.rules.worth(tag, word, before) != Worth::Idle
     }
 
     fn evict(&self, tag: Tag, word: u64) {

@@ -77,6 +77,8 @@ pub(crate) enum Worth {
 pub(crate) trait Judge {
     /// What a state is worth.
     fn worth(&self, tag: Tag, word: u64) -> Worth;
+    /// Whether a state was in use a short while ago, so that its key probably comes back.
+    fn is_recent(&self, tag: Tag, word: u64) -> bool;
     /// A state is about to be forgotten: remember what must not be.
     fn evict(&self, tag: Tag, word: u64);
 }
@@ -405,11 +407,10 @@ impl Table {
             [line, line + 1]
         });
         let seen = sample.filter_map(|line| self.line(line)).flatten().filter_map(Self::look);
-        let live =
-            seen.filter(|seen| seen.tag().is_key() && judge.worth(seen.tag(), seen.word()) != Worth::Idle);
+        let recent = seen.filter(|seen| seen.tag().is_key() && judge.is_recent(seen.tag(), seen.word()));
         // Of 32 slots.
         let least = if second { SET } else { 3 * SET / 2 };
-        if live.count() >= least {
+        if recent.count() >= least {
             self.wanted.store(sets as u64, Ordering::Relaxed);
         }
     }
@@ -614,9 +615,11 @@ impl Table {
         let first = (tag.0 >> RULE_BITS) as usize % (SETS * SET);
         let mut idle: Option<(usize, Seen<'_>)> = None;
         let mut least: Option<Room<'_>> = None;
+        // Idle keys that come back soon are new keys each time if others take their slots, which costs more than memory.
+        let mut has_room = !self.can_grow();
         let slots = self.lines(place).into_iter().filter_map(|line| self.line(line)).flatten();
         for (position, slot) in slots.enumerate() {
-            if (position == SET || position == 2 * SET) && idle.is_none() {
+            if (position == SET || position == 2 * SET) && !has_room {
                 self.ask_for_growth(tag, position > SET, judge);
             }
             let Some(seen) = Self::look(slot) else { continue };
@@ -625,6 +628,7 @@ impl Table {
             }
             match judge.worth(seen.tag(), seen.word()) {
                 Worth::Idle => {
+                    has_room = has_room || !judge.is_recent(seen.tag(), seen.word());
                     let distance = (position + SETS * SET - first) % (SETS * SET);
                     if idle.is_none_or(|(nearest, _)| distance < nearest) {
                         idle = Some((distance, seen));
