@@ -339,7 +339,7 @@ impl Driver {
                     }
                 },
                 Some(spare) = connected.next(), if !connected.is_empty() => spares.connected(spare),
-                () = sleep_until(spares.next_attempt()), if spares.have_failed() => {}
+                () = sleep_until(spares.next_attempt()), if spares.is_waiting() => {}
                 () = sleep_until(spares.silent_since() + self.deadline), if !cluster && !channel.is_fit() => {
                     // Those who read replies may not have had their turn yet.
                     if turns >= TURNS {
@@ -373,6 +373,8 @@ impl Driver {
                 Some(connected) = connecting.next(), if !connecting.is_empty() => match connected {
                     Some(anew) => {
                         spares.clear();
+                        // It does not know the cluster as it is now.
+                        channel.give_up(false);
                         replaced.push(self.replace(&mut channel, anew));
                     }
                     None => return Stopped::Broken,

@@ -61,7 +61,7 @@ impl Spares {
 
     /// How many connections should be on their way now.
     pub(super) fn wanted(&self) -> usize {
-        if self.have_failed() { 0 } else { self.most().saturating_sub(self.ready.len()) }
+        if self.is_waiting() { 0 } else { self.most().saturating_sub(self.ready.len()) }
     }
 
     fn most(&self) -> usize {
@@ -77,11 +77,9 @@ impl Spares {
     /// Takes note of one that was to be connected. While replies get lost, one that took too long is tried again at once.
     pub(super) fn connected(&mut self, connected: Option<RedisResult<Connection>>) {
         match connected {
-            Some(Ok(connection)) => {
-                self.failed = None;
-                self.ready.push(connection);
-            }
-            None if self.is_disturbed() && !self.is_cluster => {}
+            Some(Ok(connection)) => self.ready.push(connection),
+            Some(Err(error)) if !error.is_timeout() => self.failed = Some(Instant::now()),
+            _ if self.is_disturbed() && !self.is_cluster => {}
             _ => self.failed = Some(Instant::now()),
         }
     }
@@ -100,7 +98,12 @@ impl Spares {
 
     /// Whether the last attempt to open a spare connection failed a short time ago, and none is ready.
     pub(super) fn have_failed(&self) -> bool {
-        self.ready.is_empty() && self.failed.is_some_and(|failed| failed.elapsed() < AFTER_FAILURE)
+        self.ready.is_empty() && self.is_waiting()
+    }
+
+    /// Whether the last attempt to open one failed a short time ago: no other is made, however many are ready.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.failed.is_some_and(|failed| failed.elapsed() < AFTER_FAILURE)
     }
 
     /// When one is tried again.
