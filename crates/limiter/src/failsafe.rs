@@ -200,6 +200,10 @@ impl<S: Store> Failsafe<S> {
         self.recent.add(now, is_degraded);
         if self.recent.is_log_due(now) {
             let recent = self.recent.read(now);
+            // What was degraded may be longer ago by now.
+            if recent.degraded == 0 {
+                return;
+            }
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
             tracing::warn!(
                 "{} of {} decisions in the last minute ({:.1} %) were made without the shared store{why}",

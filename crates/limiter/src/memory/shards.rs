@@ -340,7 +340,8 @@ impl Shards {
     /// over: waiting for it could be for ever. While all entries are of requests in progress, this looks at every one in vain:
     /// so a flood of those does not make it look each time.
     fn relieve(&self, rules: &Rules, now: Timestamp) -> bool {
-        if now.as_nanos() < self.next_relief.load(Ordering::Relaxed) {
+        let wait = self.next_relief.load(Ordering::Relaxed).saturating_sub(now.as_nanos());
+        if wait > 0 && wait <= RELIEF_EVERY.as_u64() {
             return false;
         }
         // Not always from the same shard.
