@@ -371,7 +371,7 @@ fn health_checks_over_http2_use_one_connection_while_requests_wait() {
     }
 }
 
-/// An upgrade waits for a connection of its own, of which there is none. That is no reason to queue for those who need a stream.
+/// An upgrade waits in the queue, because it needs a connection of its own. Requests that need only a stream do not wait behind it.
 #[test]
 fn a_free_stream_is_used_while_another_request_waits_for_a_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -621,7 +621,7 @@ impl Server {
             return Some(Grant::Connection(Lease::new(None)));
         }
         if self.limit.has_queue() {
-            // A stream that is free is of no use to those who wait.
+            // Requests that need a connection of their own may wait while a stream is free.
             return Self::out_of_turn(want).and_then(|want| self.take(want));
         }
         if want != Want::Stream

@@ -104,7 +104,10 @@ impl Channel {
 
     pub(super) fn remove_chores(&self) {
         self.with_chores.fetch_sub(1, Ordering::AcqRel);
-        self.changed.notify_one();
+        // Only then does the driver wait for it.
+        if self.is_replaced.load(Ordering::Acquire) {
+            self.changed.notify_one();
+        }
     }
 
     /// A reply is overdue, for as long as the value lasts.
